@@ -1,0 +1,22 @@
+"""What one rank is told to run: the part of `hpu-engine serve`'s settings that its workers need. Torch-free."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in tokens unless named otherwise. None means: the device's default, or what the model allows."""
+
+    model: str
+    device: str = "cpu"
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    block_size: int = 128
+    kv_cache_memory_bytes: int | None = None
+    num_kv_blocks: int | None = None
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    expert_parallel_size: int = 1

@@ -1,0 +1,1 @@
+"""Request, KV blocks, scheduler, batch, step loop, sampler, detokenizer. Only batch, sampler and loop import torch."""

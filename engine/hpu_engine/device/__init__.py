@@ -1,0 +1,1 @@
+"""The back ends a step runs on: cpu, emulated, hpu."""

@@ -1,0 +1,1 @@
+"""One transformer described by data, and how its weights get in."""

@@ -1,0 +1,1 @@
+"""The server process of a pod: OpenAI routes, control endpoint, tokenizer, supervision of workers. No torch."""

@@ -1,0 +1,1 @@
+"""The operator: HpuInference objects in, running groups of engine pods out."""
