@@ -1,1 +1,61 @@
-# `make test` and `make demo` are all a stranger needs; `make help` lists the rest.
+# `make test` and `make demo` are all a stranger needs. Caches live in $HPU_CACHE (default ~/.cache/hpu-inference).
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help test demo down clean bench images lock setup machine system-packages
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+HPU_CACHE ?= $(HOME)/.cache/hpu-inference
+export HPU_CACHE
+UV_VERSION := 0.13.9
+UV := $(HPU_CACHE)/uv/bin/uv
+RUN := .venv/bin/python
+export PATH := $(CURDIR)/.venv/bin:$(HPU_CACHE)/uv/bin:$(PATH)
+export UV_PYTHON_DOWNLOADS := never
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+test: machine setup ## everything that CI runs: set-up, then every test tier
+	$(RUN) -m tests.cluster build
+	$(RUN) -m pytest $(PYTEST_ARGS)
+
+demo: machine setup ## a cluster, the operator, a model, an answer
+	$(RUN) -m tests.demo
+
+down: ## end and remove every cluster that was started here; caches stay
+	@if [ -x $(RUN) ]; then $(RUN) -m tests.cluster down --all; else echo "nothing is set up here"; fi
+
+clean: down ## down, and remove the caches and the environment too
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis "$(HPU_CACHE)"
+
+bench: setup ## the engine's workloads over HTTP; see hpu-engine bench --help
+	$(RUN) -m tests.bench
+
+images: machine setup ## build the images; REGISTRY=host/prefix also pushes them
+	$(RUN) -m tests.images build
+	$(if $(REGISTRY),$(RUN) -m tests.images push "$(REGISTRY)")
+
+machine:
+	@$(PYTHON) -m tests.machine --node
+
+system-packages: ## (root, Debian) install the packages that the node and the images need
+	apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$($(PYTHON) -m tests.machine --packages)
+
+setup: .venv/.synced ## the Python environment, from the lock
+
+$(UV):
+	@echo "set-up: uv $(UV_VERSION)"
+	@$(PYTHON) -m venv $(HPU_CACHE)/uv && $(HPU_CACHE)/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+.venv/.synced: requirements/dev.txt pyproject.toml | $(UV)
+	@echo "set-up: Python environment from requirements/dev.txt (5.5 GB; a minute when cold)"
+	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
+	@VIRTUAL_ENV=.venv $(UV) pip sync --quiet requirements/dev.txt
+	@VIRTUAL_ENV=.venv $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+lock: | $(UV) ## resolve the dependencies anew into requirements/
+	@for extra in operator engine cpu dev; do \
+	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+	    --custom-compile-command "make lock" --extra $$extra pyproject.toml --output-file requirements/$$extra.txt || exit 1; done
