@@ -1,1 +1,19 @@
 """Pure arithmetic: what a deployment costs before a card is taken. Standard library and pydantic only."""
+
+from hpu_engine.planning.model import (
+    Architecture,
+    ModelConfigError,
+    ModelConfigErrorKind,
+    ModelDescription,
+    describe,
+    read_model_description,
+)
+
+__all__ = [
+    "Architecture",
+    "ModelConfigError",
+    "ModelConfigErrorKind",
+    "ModelDescription",
+    "describe",
+    "read_model_description",
+]
