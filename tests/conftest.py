@@ -1,0 +1,5 @@
+"""Fixtures of every room, by plugin, so that no test has to know where one lives."""
+
+from __future__ import annotations
+
+pytest_plugins = ["tests.models.fixtures"]
