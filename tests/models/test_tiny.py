@@ -1,4 +1,4 @@
-"""Tiny checkpoints are real ones: loadable, reproducible, no parameter left at its start value, any text goes through."""
+"""Tiny checkpoints are real ones: loadable, reproducible, random throughout, and any text goes through."""
 
 from __future__ import annotations
 

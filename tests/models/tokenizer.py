@@ -11,7 +11,7 @@ SPECIAL = ("<pad>", "<bos>", "<eos>", "<role>")
 """Ids 0 to 3."""
 
 _CORPUS = (
-    "A request is a list of tokens that wants more tokens. The model reads all of them at once and says what comes next.",
+    "A request is a list of tokens that wants more tokens. The model reads all of them and says what comes next.",
     "Blocks hold what was computed, so that nothing is computed twice; a table says which block belongs to which row.",
     "Many small rows share one step. The card that waits for another card does no work, and the reader waits as well.",
     "def step(rows: list[int]) -> int:\n    return sum(rows)\n\tfor row in rows:\n\t\tprint(row, 0.5, 1024)\n",
