@@ -1,0 +1,76 @@
+"""The base of every API model, and the field types that carry their own bounds into the CRD.
+
+Invariant: every string has a maximum length and every list and map a maximum size, because the API server refuses a
+rule whose worst case it cannot bound.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+GROUP = "serving.hpu.dev"
+VERSION = "v1alpha1"
+KIND = "HpuInference"
+PLURAL = "hpuinferences"
+
+RULES = "x-kubernetes-validations"
+MAP_KEYS = "x-kubernetes-list-map-keys"
+LIST_TYPE = "x-kubernetes-list-type"
+INT_OR_STRING = "x-kubernetes-int-or-string"
+
+
+class ApiModel(BaseModel):
+    """camelCase on the wire, frozen in memory. Unknown keys are for the API server to refuse or prune."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+
+def rule(expression: str, message: str | None = None, *, computed: str | None = None) -> dict[str, str]:
+    """One CEL rule. `computed` is a CEL expression for a message that depends on the object."""
+    out = {"rule": expression}
+    if message is not None:
+        out["message"] = message
+    if computed is not None:
+        out["messageExpression"] = computed
+    return out
+
+
+def rules(*items: dict[str, str]) -> dict[str, Any]:
+    """`json_schema_extra` of a field or model that has rules."""
+    return {RULES: list(items)}
+
+
+def keyed_by(*keys: str) -> dict[str, Any]:
+    """`json_schema_extra` of a list that server-side apply merges by key, and in which a key may appear once."""
+    return {LIST_TYPE: "map", MAP_KEYS: list(keys)}
+
+
+def _text(value: object) -> object:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+_IS_QUANTITY = rule(
+    "isQuantity(string(self))",
+    "not a quantity: write a number with an optional unit, such as 500m, 2, 512Mi or 16Gi",
+)
+_NOT_NEGATIVE = rule(
+    "!isQuantity(string(self)) || quantity(string(self)).compareTo(quantity('0')) >= 0",
+    "a quantity must not be negative: use 0 or more",
+)
+
+Quantity = Annotated[
+    str,
+    BeforeValidator(_text),
+    Field(max_length=32, json_schema_extra={INT_OR_STRING: True, RULES: [_IS_QUANTITY, _NOT_NEGATIVE]}),
+]
+"""An amount of a resource, in the API server's own notation. Written as a number or a string, read as a string."""
+
+
+Name = Annotated[str, Field(min_length=1, max_length=253)]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
+Text = Annotated[str, Field(max_length=1024)]
+LongText = Annotated[str, Field(max_length=32768)]
+FilePath = Annotated[str, Field(min_length=1, max_length=1024)]

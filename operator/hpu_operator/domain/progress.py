@@ -1,0 +1,94 @@
+"""What a running container says of itself through its control endpoint.
+
+Ages come from the endpoint: a restart of the operator resets no clock.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from hpu_engine.contract import ControlState, Phase
+from hpu_operator.api.reasons import Reason
+from hpu_operator.domain.causes import Cause
+from hpu_operator.domain.observed import Group, Pod, Unreachable, parse_time
+
+GRACE = timedelta(seconds=10)
+"""From a container's start until its control port must answer; the engine's does from its first second."""
+
+STALLED_AFTER_SECONDS = 120.0
+
+_PHASES = {
+    Phase.STARTING: Reason.STARTING,
+    Phase.FETCHING: Reason.FETCHING,
+    Phase.LOADING: Reason.LOADING,
+    Phase.CONNECTING: Reason.CONNECTING,
+    Phase.WARMING_UP: Reason.WARMING_UP,
+    Phase.DRAINING: Reason.DRAINING,
+}
+_MOVING = {Phase.STARTING, Phase.FETCHING, Phase.LOADING, Phase.CONNECTING, Phase.WARMING_UP}
+
+
+def describe(pod: Pod, now: datetime) -> Cause | None:
+    """What a running pod that is not ready is doing; None where nobody can tell yet."""
+    control = pod.control
+    if control is None:
+        return Cause(Reason.WAITING_FOR_CONTROL, "waiting for the control endpoint")
+    if isinstance(control, Unreachable):
+        return _silent(pod, control, now)
+    if control.phase is Phase.READY:
+        return _not_passed_on(pod)
+    if control.phase is Phase.FAILED:
+        said = control.last_error
+        return Cause(Reason.CRASH_LOOP, said.message if said else "the engine reports a failure and is ending")
+    if control.phase in _MOVING and control.seconds_since_progress >= STALLED_AFTER_SECONDS:
+        minutes = int(control.seconds_since_progress // 60)
+        return Cause(Reason.STALLED, f"{control.phase.value} has not moved for {minutes} minutes; {_detail(control)}")
+    return Cause(_PHASES[control.phase], _detail(control))
+
+
+def _silent(pod: Pod, control: Unreachable, now: datetime) -> Cause:
+    started = parse_time((pod.container.get("state") or {}).get("running", {}).get("startedAt"))
+    if started is not None and now - started < GRACE:
+        return Cause(Reason.WAITING_FOR_CONTROL, "waiting for the control endpoint")
+    return Cause(Reason.CONTROL_UNREACHABLE, control.error)
+
+
+def _not_passed_on(pod: Pod) -> Cause:
+    for event in reversed(pod.events):
+        if event.reason == "Unhealthy" and event.message.startswith("Readiness"):
+            return Cause(Reason.PROBE_FAILING, event.message)
+    return Cause(Reason.STARTING, "ready; waiting for the kubelet's probe")
+
+
+def _detail(control: ControlState) -> str:
+    if control.phase is Phase.WARMING_UP:
+        done, total = warm_up(control)
+        current = next((rank.warm_up.current for rank in control.ranks if rank.warm_up.current), None)
+        return f"{done}/{total} shapes run" + (f", now {current}" if current else "")
+    if control.phase in (Phase.LOADING, Phase.FETCHING):
+        loaded = sum(rank.loaded_bytes for rank in control.ranks)
+        total = sum(rank.total_bytes for rank in control.ranks)
+        return f"{loaded / 1e9:.1f} of {total / 1e9:.1f} GB" if total else f"{control.phase.value.lower()} the model"
+    return {
+        Phase.STARTING: "the engine is starting",
+        Phase.CONNECTING: "the ranks are finding each other",
+        Phase.DRAINING: "running requests are finishing",
+    }.get(control.phase, control.phase.value)
+
+
+def warm_up(control: ControlState) -> tuple[int, int]:
+    """Shapes run, of how many, over all ranks of a pod."""
+    return sum(rank.warm_up.done for rank in control.ranks), sum(rank.warm_up.total for rank in control.ranks)
+
+
+def group_warm_up(group: Group) -> tuple[int, int] | None:
+    """The same over all pods of a group; None where no pod has said anything yet."""
+    states = [warm_up(pod.control) for pod in group.pods if isinstance(pod.control, ControlState)]
+    return (sum(done for done, _ in states), sum(total for _, total in states)) if states else None
+
+
+def is_warm(group: Group) -> bool:
+    """Whether every pod has run all of its shapes. A pod that is ready has, whether or not it was asked."""
+    return len(group.pods) >= group.expected_pods and all(
+        pod.ready or (isinstance(pod.control, ControlState) and pod.control.phase is Phase.READY) for pod in group.pods
+    )
