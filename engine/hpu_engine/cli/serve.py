@@ -1,4 +1,4 @@
-"""`hpu-engine serve`: the settings as flags. The list of flags is made from the list of settings, not kept beside it."""
+"""`hpu-engine serve`: the settings as flags. The list of flags is made from that of the settings, not kept beside it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Literal, get_args, get_origin
 
 import typer
 

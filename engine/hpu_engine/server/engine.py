@@ -1,0 +1,92 @@
+"""The way from a route to a rank: admission, choice of rank, and the sequences that are open. Knows no HTTP.
+
+Limits are checked here against what the workers said they have, before anything reaches a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpu_engine.core.detokenizer import Decode, Detokenizer
+from hpu_engine.core.messages import Loaded, Submit
+from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.server.errors import ApiError
+from hpu_engine.server.generation import Answer, Generation, Sink
+from hpu_engine.server.rank import Rank
+
+
+@dataclass(frozen=True)
+class Job:
+    """One sequence to generate. `shown_stop_ids` are the stop ids the client gave, which it is told about."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    stops: tuple[str, ...]
+    decode: Decode
+    shown_stop_ids: frozenset[int]
+
+
+class Engine:
+    def __init__(self, ranks: Sequence[Rank], max_open: int) -> None:
+        self._ranks = tuple(ranks)
+        self._max_open = max_open
+        self._answers = 0
+        self._no_answers = asyncio.Event()
+        self._no_answers.set()
+
+    @property
+    def limits(self) -> Loaded:
+        """Of every rank alike. Only once the pod is ready."""
+        limits = self._ranks[0].limits
+        if limits is None:
+            raise AssertionError("limits are asked for before a worker has loaded")
+        return limits
+
+    def open(self, jobs: Sequence[Job]) -> Answer:
+        """Start the sequences of one request. Raises `ApiError` 429 when too many are open already."""
+        in_use = sum(rank.open_count for rank in self._ranks)
+        if in_use + len(jobs) > self._max_open:
+            raise ApiError(
+                429,
+                f"{in_use} sequences are running or waiting, and at most {self._max_open} may be",
+                code="overloaded",
+                retry_after_seconds=1,
+            )
+        rank = min(self._ranks, key=lambda rank: rank.open_count)
+        sink: Sink = asyncio.Queue()
+        generations = [self._start(rank, index, job, sink) for index, job in enumerate(jobs)]
+        self._answers += 1
+        self._no_answers.clear()
+
+        def release(unread: Sequence[Generation]) -> None:
+            rank.release(unread)
+            self._answers -= 1
+            if not self._answers:
+                self._no_answers.set()
+
+        return Answer(generations, sink, release)
+
+    def _start(self, rank: Rank, index: int, job: Job, sink: Sink) -> Generation:
+        generation = Generation(
+            request_id=uuid.uuid4().hex,
+            index=index,
+            prompt_tokens=len(job.prompt),
+            detokenizer=Detokenizer(job.decode, job.stops),
+            shown_stop_ids=job.shown_stop_ids,
+            sink=sink,
+            metrics=rank.metrics,
+        )
+        message = Submit(request_id=generation.request_id, prompt_token_ids=job.prompt, params=job.params)
+        rank.submit(generation, message)
+        return generation
+
+    def fail_all(self, error: ApiError) -> None:
+        """End every open sequence with an error."""
+        for rank in self._ranks:
+            rank.fail_all(error)
+
+    async def wait_until_idle(self) -> None:
+        await self._no_answers.wait()

@@ -1,0 +1,29 @@
+"""What the server reads of a checkpoint: the description and the tokenizer. Weights are the worker's business."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpu_engine.contract import FailureReason, TerminationMessage
+from hpu_engine.planning.model import ModelConfigError, ModelConfigErrorKind, read_model_description
+from hpu_engine.server.serving import LoadedModel
+from hpu_engine.server.termination import Failed
+from hpu_engine.server.tokenizer import load_tokenizer
+
+_REASONS = {
+    ModelConfigErrorKind.NOT_FOUND: FailureReason.MODEL_NOT_FOUND,
+    ModelConfigErrorKind.BROKEN: FailureReason.MODEL_BROKEN,
+    ModelConfigErrorKind.UNSUPPORTED: FailureReason.MODEL_UNSUPPORTED,
+}
+
+
+def load_model(directory: Path) -> LoadedModel:
+    """Raises `Failed` (exit code 3) that names the file and what is wrong with it."""
+    if not directory.is_dir():
+        message = f"--model {directory}: no such directory; a Hugging Face checkpoint is needed"
+        raise Failed(TerminationMessage(reason=FailureReason.MODEL_NOT_FOUND, message=message, path=str(directory)))
+    try:
+        description = read_model_description(directory)
+    except ModelConfigError as error:
+        raise Failed(TerminationMessage(reason=_REASONS[error.kind], message=str(error), path=error.path)) from None
+    return LoadedModel(description, load_tokenizer(directory))

@@ -1,0 +1,259 @@
+"""What clients send: the bodies of the two generating routes, checked. Pure.
+
+A field nobody knows is ignored, as OpenAI's own servers do: clients send what their other server understands. A field
+that is known and would change the answer, but is not done here, is refused by name: an answer that silently is not
+what was asked for is worse than none.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from hpu_engine.server.errors import ApiError, bad_request
+
+MAX_STOP_STRINGS = 4
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 64
+MAX_PROMPTS = 256
+MAX_MESSAGES = 4096
+INT64 = 2**63
+
+Prompt = str | tuple[int, ...]
+
+
+def _number_not_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("has to be a number, not true or false")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_number_not_bool)]
+Float = Annotated[float, BeforeValidator(_number_not_bool), Field(allow_inf_nan=False)]
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (),
+    "logit_bias": ({},),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "functions": ([],),
+    "prompt_logprobs": (),
+    "guided_json": (),
+    "structured_outputs": (),
+}
+"""Fields that change an answer and are not done here, each with the values that ask for nothing (null always does)."""
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    include_usage: bool = False
+
+
+class _Generation(BaseModel):
+    """What both routes have in common."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+
+    model: str | None = None
+    max_tokens: Annotated[Int, Field(ge=1, lt=INT64)] | None = None
+    temperature: Annotated[Float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[Float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Int, Field(ge=-1, lt=INT64)] | None = None
+    seed: Annotated[Int, Field(ge=-INT64, lt=INT64)] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[Annotated[Int, Field(ge=0)], ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_means_absent(cls, body: Any) -> Any:
+        return {name: value for name, value in body.items() if value is not None}
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _stops_are_few_short_and_not_empty(cls, stops: tuple[str, ...]) -> tuple[str, ...]:
+        if len(stops) > MAX_STOP_STRINGS:
+            raise ValueError(f"at most {MAX_STOP_STRINGS} stop strings, not {len(stops)}")
+        if any(not stop or len(stop) > MAX_STOP_CHARS for stop in stops):
+            raise ValueError(f"a stop string has 1 to {MAX_STOP_CHARS} characters")
+        return stops
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options", "stream_options needs stream to be true")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+_Request = TypeVar("_Request", bound=_Generation)
+
+
+class CompletionRequest(_Generation):
+    """`POST /v1/completions`. `prompt` is read apart (`read_prompts`): its four forms need errors of their own."""
+
+    add_special_tokens: bool = True
+
+
+class TextPart(BaseModel):
+    """A part of a message's content. Only text: an image part is refused by its type."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A turn. Roles are the chat template's business; fields it may look at (`name`, ...) are passed on."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    role: str
+    content: str | tuple[TextPart, ...]
+
+    def for_template(self) -> dict[str, Any]:
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {**(self.model_extra or {}), "role": self.role, "content": text}
+
+
+class ChatCompletionRequest(_Generation):
+    """`POST /v1/chat/completions`. `max_completion_tokens` is the current name of `max_tokens` and wins."""
+
+    messages: tuple[ChatMessage, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: Annotated[Int, Field(ge=1, lt=INT64)] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+
+    @property
+    def output_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body. NaN and infinities pass, so that the field that holds one is named later."""
+    try:
+        body = pydantic_core.from_json(data, allow_inf_nan=True)
+    except ValueError as error:
+        raise bad_request("body", f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise bad_request("body", "the body has to be a JSON object")
+    return body
+
+
+def read_completion(body: dict[str, Any]) -> CompletionRequest:
+    """Raises `ApiError` 400 with the parameter at fault."""
+    return _read(CompletionRequest, body)
+
+
+def read_chat(body: dict[str, Any]) -> ChatCompletionRequest:
+    """Raises `ApiError` 400 with the parameter at fault."""
+    request = _read(ChatCompletionRequest, body)
+    if request.continue_final_message:
+        raise bad_request("continue_final_message", "continue_final_message is not supported")
+    return request
+
+
+def _read(kind: type[_Request], body: dict[str, Any]) -> _Request:
+    for name, neutral in _NEUTRAL.items():
+        value = body.get(name)
+        if value is not None and not any(_same(value, good) for good in neutral):
+            raise bad_request(name, f"`{name}` is not supported by this server; leave it out")
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise _first_problem(error) from None
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Equality, but a truth value is no number: `logprobs: 0` asks for something, `logprobs: false` does not."""
+    if isinstance(value, bool) or isinstance(neutral, bool):
+        return value is neutral
+    return value == neutral
+
+
+def _first_problem(error: ValidationError) -> ApiError:
+    problem = error.errors(include_url=False, include_context=False)[0]
+    param = _path(tuple(part for part in problem["loc"] if part not in _UNION_BRANCHES))
+    message = problem["msg"].removeprefix("Value error, ")
+    return bad_request(param or "body", f"{param}: {message[:1].lower()}{message[1:]}")
+
+
+_UNION_BRANCHES = ("str", "tuple[TextPart, ...]")
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def read_prompts(value: object, vocab: int) -> tuple[Prompt, ...]:
+    """The prompts of a completion: a string, strings, token ids or lists of them, in their order.
+
+    Raises `ApiError` 400 for anything empty, mixed, or outside the vocabulary of `vocab` ids.
+    """
+    if isinstance(value, str):
+        return (_text(value, "prompt"),)
+    if not isinstance(value, list):
+        raise bad_request("prompt", "prompt has to be a string, a list of strings, or a list of token ids")
+    if not value:
+        raise bad_request("prompt", "prompt is empty")
+    if _is_id(value[0]):
+        return (_ids(value, "prompt", vocab),)
+    if len(value) > MAX_PROMPTS:
+        raise bad_request("prompt", f"at most {MAX_PROMPTS} prompts in one request, not {len(value)}")
+    if isinstance(value[0], str):
+        return tuple(_text(item, f"prompt[{i}]") for i, item in enumerate(value))
+    return tuple(_ids(item, f"prompt[{i}]", vocab) for i, item in enumerate(value))
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise bad_request("prompt", f"{where} has to be a string like the first prompt")
+    if not value:
+        raise bad_request("prompt", f"{where} is empty")
+    return value
+
+
+def _ids(value: object, where: str, vocab: int) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise bad_request("prompt", f"{where} has to be a list of token ids")
+    if not value:
+        raise bad_request("prompt", f"{where} is empty")
+    for position, item in enumerate(value):
+        if not _is_id(item):
+            raise bad_request("prompt", f"{where}[{position}] has to be a token id")
+        if not 0 <= item < vocab:
+            raise bad_request("prompt", f"token id at {where}[{position}] is outside 0 to {vocab - 1}")
+    return tuple(value)

@@ -1,0 +1,113 @@
+"""The checkpoint's tokenizer: text to token ids and back, and its chat template. Read once at start, torch-free.
+
+Files, in Hugging Face's layout: `tokenizer.json` (needed), `tokenizer_config.json` and `special_tokens_map.json` (names
+of special tokens, chat template), `chat_template.jinja` (wins over the template in the config).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from hpu_engine.contract import FailureReason, TerminationMessage
+from hpu_engine.core.detokenizer import Decode
+from hpu_engine.server.chat_template import ChatTemplate, TemplateRefused
+from hpu_engine.server.termination import Failed
+
+INLINE_CHARS = 2048
+"""A longer text is tokenized in a thread: a millisecond of tokenizing must not stop every other stream."""
+CONFIG_LIMIT_BYTES = 16 * 1024 * 1024
+
+
+class Tokenizer:
+    def __init__(self, fast: FastTokenizer, chat_template: ChatTemplate | None) -> None:
+        self._fast = fast
+        self.chat_template = chat_template
+        self.chars_per_token = max(map(len, fast.get_vocab()), default=1)
+        """No token stands for more characters than this, so a text has at least len / this many tokens."""
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        if len(text) <= INLINE_CHARS:
+            return self._encode(text, add_special_tokens)
+        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decoder(self, *, skip_special_tokens: bool) -> Decode:
+        """For a `Detokenizer`. Ids that the vocabulary does not have (padding of the embedding) are no text."""
+        fast = self._fast
+
+        def decode(token_ids: Sequence[int]) -> str:
+            text: str = fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
+            return text
+
+        return decode
+
+
+def load_tokenizer(model: Path) -> Tokenizer:
+    """Raises `Failed` (exit code 3) that names the file which is missing or broken."""
+    file = model / "tokenizer.json"
+    if not file.is_file():
+        raise _broken(file, "the checkpoint has no tokenizer.json; a fast tokenizer is needed to serve text")
+    try:
+        fast = FastTokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise _broken(file, f"the tokenizer cannot be read: {error}") from None
+    fast.no_truncation()
+    fast.no_padding()
+    config = _read_json(model / "tokenizer_config.json")
+    special_tokens = _special_tokens({**_read_json(model / "special_tokens_map.json"), **config})
+    return Tokenizer(fast, _chat_template(model, config, special_tokens))
+
+
+def _chat_template(model: Path, config: dict[str, Any], special_tokens: dict[str, str]) -> ChatTemplate | None:
+    file = model / "chat_template.jinja"
+    source: Any = config.get("chat_template")
+    if file.is_file():
+        source = file.read_text()
+    else:
+        file = model / "tokenizer_config.json"
+    if isinstance(source, list):  # several named templates: the one for plain conversations is called "default"
+        source = next((entry.get("template") for entry in source if entry.get("name") == "default"), None)
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise _broken(file, "chat_template has to be a text")
+    try:
+        return ChatTemplate(source, special_tokens)
+    except TemplateRefused as error:
+        raise _broken(file, str(error)) from None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """`bos_token` and the like: a text, or an object whose `content` is the text."""
+    texts = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            texts[name] = text
+    return texts
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    if file.stat().st_size > CONFIG_LIMIT_BYTES:
+        raise _broken(file, f"larger than {CONFIG_LIMIT_BYTES} bytes; such a file has some kilobytes")
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise _broken(file, f"not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise _broken(file, "a JSON object is needed")
+    return content
+
+
+def _broken(file: Path, message: str) -> Failed:
+    return Failed(TerminationMessage(reason=FailureReason.MODEL_BROKEN, message=f"{file}: {message}", path=str(file)))
