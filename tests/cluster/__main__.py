@@ -1,0 +1,101 @@
+"""`python -m tests.cluster`: a real Kubernetes on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from tests.cluster import build, launcher, modules, state
+from tests.cluster.errors import ClusterError, NotRunning
+from tests.cluster.processes import Supervisor
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
+Name = Annotated[str, typer.Option("--name", help="Which cluster; several may run side by side.")]
+Version = Annotated[str, typer.Option(help="Another Kubernetes version; built from source when first used.")]
+
+
+@app.command()
+def up(
+    control_plane: Annotated[bool, typer.Option("--control-plane", help="Without nodes, and without root.")] = False,
+    nodes: Annotated[int, typer.Option(min=1, max=16, help="Nodes, each a real kubelet (root).")] = 1,
+    cards: Annotated[int, typer.Option(min=0, max=64, help="Cards (habana.ai/gaudi) that each node offers.")] = 0,
+    name: Name = "local",
+    kubernetes_version: Version = modules.KUBERNETES_VERSION,
+) -> None:
+    """Bring a cluster up and say how to reach it."""
+    wanted = 0 if control_plane else nodes
+    cluster = launcher.up(launcher.Request(name, wanted, 0 if control_plane else cards, kubernetes_version))
+    print(f"export KUBECONFIG={cluster.kubeconfig}")
+
+
+@app.command()
+def down(
+    name: Name = "local", everything: Annotated[bool, typer.Option("--all", help="Every cluster of this user.")] = False
+) -> None:
+    """Remove a cluster: processes, namespaces, cgroups, files. Caches stay."""
+    for one in state.names() if everything else [name]:
+        print(f"cluster {one}: {'removed' if launcher.down(one) else 'there is none'}", file=sys.stderr)
+
+
+@app.command()
+def status() -> None:
+    """List the clusters and their components; exit code 1 when something that should run does not."""
+    broken = False
+    for name in state.names():
+        try:
+            cluster = state.load(name)
+        except ClusterError as error:
+            print(f"{name}: {error}")
+            broken = True
+            continue
+        parts = launcher.status(cluster)
+        dead = [part for part, alive in parts if not alive]
+        broken |= bool(dead) or not cluster.ready
+        size = f"{cluster.nodes} nodes" if cluster.nodes else "control plane"
+        verdict = f"not running: {', '.join(dead)}" if dead else ("ready" if cluster.ready else "not ready")
+        print(f"{name}: {size}, Kubernetes {cluster.version}, {verdict}; KUBECONFIG={cluster.kubeconfig}")
+    raise typer.Exit(1 if broken else 0)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def kubectl(context: typer.Context, name: Name = "local") -> None:
+    """Run kubectl against a cluster: python -m tests.cluster kubectl -- get nodes"""
+    cluster = state.load(name)
+    program = str(cluster.binaries / "kubectl")
+    sys.stdout.flush()
+    os.execve(program, [program, *context.args], {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)})
+
+
+@app.command()
+def logs(
+    component: Annotated[str, typer.Argument(help="For example apiserver, node-0-kubelet.")], name: Name = "local"
+) -> None:
+    """Print a component's log."""
+    supervisor = Supervisor(state.load(name).folder)
+    if component not in supervisor.names():
+        raise NotRunning(f"{name} has no component {component}", f"its components are: {', '.join(supervisor.names())}")
+    with supervisor.log(component).open(errors="replace") as log:
+        for line in log:
+            sys.stdout.write(line)
+
+
+@app.command("build")
+def build_all(kubernetes_version: Version = modules.KUBERNETES_VERSION) -> None:
+    """Build everything that any size needs, into the cache."""
+    print(build.cluster_binaries(nodes=True, version=kubernetes_version))
+    build.build(modules.helm, modules.HELM)
+
+
+def main() -> None:
+    try:
+        app()
+    except ClusterError as error:
+        print(f"tests.cluster: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""The state folder of a cluster: where it is, what it says, who may change it.
+
+`cluster.json` is written before anything is made, so that whatever a killed launcher leaves can be found and removed.
+A file lock beside the folder serialises launchers; the kernel drops it with the process, so a lock is never stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tests.cluster.errors import NotRunning, StateConflict
+from tests.cluster.processes import Process, identify
+
+# A name is part of a path, and unix socket paths end at 107 bytes.
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What was asked for and what was chosen for it. `nodes == 0` is the control plane alone, without root.
+
+    `uid` names what lives outside the folder (cgroups). `owner` is the test run that made it: when that has gone,
+    anyone may remove the cluster. `api_port` is the port on the host's loopback in both sizes.
+    """
+
+    name: str
+    folder: Path
+    uid: str
+    nodes: int
+    cards: int
+    version: str
+    binaries: Path
+    api_port: int
+    etcd_port: int
+    peer_port: int
+    controllers_port: int
+    scheduler_port: int
+    ready: bool = False
+    owner: Process | None = None
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
+
+    @property
+    def audit_log(self) -> Path:
+        return self.folder / "audit.log"
+
+    @property
+    def pki(self) -> Path:
+        return self.folder / "pki"
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.api_port}"
+
+    def node_names(self) -> list[str]:
+        return [f"node-{index}" for index in range(self.nodes)]
+
+
+def root() -> Path:
+    """Where the state folders of this user are."""
+    return Path(os.environ.get("HPU_CLUSTERS") or f"/tmp/hpu-clusters-{os.getuid()}")
+
+
+def cache() -> Path:
+    """What outlives a cluster: binaries, images, logs of what failed."""
+    return Path(os.environ.get("HPU_CACHE") or Path.home() / ".cache" / "hpu-inference")
+
+
+def folder_of(name: str) -> Path:
+    if not _NAME.match(name):
+        raise StateConflict(
+            f"{name!r} is not a cluster name",
+            "use up to 32 lower-case letters, digits and dashes, not starting with a dash",
+        )
+    return root() / name
+
+
+def new_uid() -> str:
+    return secrets.token_hex(4)
+
+
+def save(cluster: Cluster) -> None:
+    path = cluster.folder / "cluster.json"
+    text = json.dumps(asdict(cluster), default=str, indent=1)
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").replace(path)
+
+
+def mark_ready(cluster: Cluster) -> Cluster:
+    ready = replace(cluster, ready=True)
+    save(ready)
+    return ready
+
+
+def load(name: str) -> Cluster:
+    """Read a cluster's record; NotRunning when there is none, StateConflict when the folder is not one of ours."""
+    folder = folder_of(name)
+    path = folder / "cluster.json"
+    try:
+        fields = json.loads(path.read_text())
+        owner = fields.pop("owner")
+        fields |= {key: Path(fields[key]) for key in ("folder", "binaries")}
+        return Cluster(**fields, owner=Process(**owner) if owner else None)
+    except FileNotFoundError:
+        raise NotRunning(f"no cluster called {name} in {root()}", f"python -m tests.cluster up --name {name}") from None
+    except (ValueError, TypeError, KeyError) as error:
+        raise StateConflict(f"{path} cannot be read: {error}", f"python -m tests.cluster down --name {name}") from None
+
+
+def names() -> list[str]:
+    """Every state folder, readable or not."""
+    if not root().is_dir():
+        return []
+    return sorted(path.name for path in root().iterdir() if path.is_dir() and _NAME.match(path.name))
+
+
+def orphans() -> list[str]:
+    """Clusters of test runs that have gone without removing them."""
+    left = []
+    for name in names():
+        with contextlib.suppress(NotRunning, StateConflict):
+            if (owner := load(name).owner) and not owner.alive():
+                left.append(name)
+    return left
+
+
+@contextlib.contextmanager
+def locked(name: str, *, wait_seconds: float) -> Iterator[None]:
+    """Hold the right to change a cluster; StateConflict when another launcher keeps it longer than `wait_seconds`."""
+    root().mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder_of(name).with_suffix(".lock")
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        handle = path.open("a+")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = path.read_text().strip() or "unknown"
+            handle.close()
+            if time.monotonic() > deadline:
+                raise StateConflict(
+                    f"another launcher (pid {holder}) is at work on cluster {name}",
+                    "wait for it, or choose another --name",
+                ) from None
+            time.sleep(0.1)
+            continue
+        # The holder before us may have removed the file: only a lock on the file that has the name counts.
+        if path.exists() and os.fstat(handle.fileno()).st_ino == path.stat().st_ino:
+            break
+        handle.close()
+    try:
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield
+    finally:
+        if not folder_of(name).exists():
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                root().rmdir()
+        handle.close()
+
+
+def this_process() -> Process:
+    process = identify(os.getpid())
+    assert process is not None
+    return process
