@@ -1,0 +1,108 @@
+"""From the rows of a step to index tensors: the only place that knows slot arithmetic.
+
+Rows are laid out flat, rows with several new tokens (`chunks`) first, rows with one new token (`singles`) behind them.
+`context_len`, the number of tokens already in the cache, is used alike for slot, rotary position and mask. A slot is
+`block * block_size + offset`; block 0 is scratch, and padding reads and writes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hpu_engine.core.kv_blocks import SCRATCH_BLOCK
+from hpu_engine.core.scheduler import Row, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One row: tokens `start : start + new_len` of the flat batch. `blocks` [blocks] covers context and new tokens."""
+
+    start: int
+    new_len: int
+    context_len: int
+    blocks: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Index tensors of one step, int64. `singles` counts the rows with one new token, the last tokens of the batch.
+
+    token_ids, positions, slots: [tokens]. single_blocks: [singles, width], padded with scratch. single_lens: [singles],
+    tokens visible to the row, its own included. output_rows: [emitting rows], in the order of the step.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    chunks: tuple[Chunk, ...]
+    single_blocks: Tensor
+    single_lens: Tensor
+    output_rows: Tensor
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def num_singles(self) -> int:
+        return self.single_lens.shape[0]
+
+
+def build_batch(step: Step, block_size: int) -> Batch:
+    """The batch of a step; an empty step gives an empty, legal batch."""
+    ordered = sorted(range(len(step.rows)), key=lambda index: step.rows[index].new_len == 1)
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    chunks: list[Chunk] = []
+    singles: list[Row] = []
+    last_token: dict[int, int] = {}
+    for index in ordered:
+        row = step.rows[index]
+        start, end = row.context_len, row.context_len + row.new_len
+        blocks = row.request.blocks
+        if row.new_len == 1:
+            singles.append(row)
+        else:
+            used = torch.tensor(blocks[: -(-end // block_size)])
+            chunks.append(Chunk(len(token_ids), row.new_len, row.context_len, used))
+        token_ids.extend(row.request.tokens[start:end])
+        positions.extend(range(start, end))
+        slots.extend(_slots(blocks, start, end, block_size))
+        last_token[index] = len(token_ids) - 1
+    return Batch(
+        token_ids=_index(token_ids),
+        positions=_index(positions),
+        slots=_index(slots),
+        chunks=tuple(chunks),
+        single_blocks=_padded_tables(singles, block_size),
+        single_lens=_index([row.context_len + 1 for row in singles]),
+        output_rows=_index([last_token[index] for index, row in enumerate(step.rows) if row.emits]),
+    )
+
+
+def _slots(blocks: Sequence[int], start: int, end: int, block_size: int) -> list[int]:
+    if end - start == 1:
+        return [blocks[start // block_size] * block_size + start % block_size]
+    slots: list[int] = []
+    for number in range(start // block_size, -(-end // block_size)):
+        first = max(start - number * block_size, 0)
+        last = min(end - number * block_size, block_size)
+        base = blocks[number] * block_size
+        slots.extend(range(base + first, base + last))
+    return slots
+
+
+def _padded_tables(rows: Sequence[Row], block_size: int) -> Tensor:
+    tables = [row.request.blocks[: row.context_len // block_size + 1] for row in rows]
+    width = max((len(table) for table in tables), default=0)
+    padded = [table + [SCRATCH_BLOCK] * (width - len(table)) for table in tables]
+    return _index(padded).reshape(len(tables), width)
+
+
+def _index(values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)

@@ -1,0 +1,144 @@
+"""The step loop of one rank: schedule, run, sample, commit. Owns the order of these four and who fails alone.
+
+One thread drives it. The worker process and the in-process `LLM` both do; neither touches scheduler or blocks.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hpu_engine.core.batch import Batch, build_batch
+from hpu_engine.core.messages import Heartbeat, Rejected, RowOutput, Submit
+from hpu_engine.core.request import Request
+from hpu_engine.core.sampler import Draw, SamplingFailed, sample
+from hpu_engine.core.scheduler import RequestRefused, Row, Scheduler, Step
+
+
+class Runner(Protocol):
+    """What turns a batch into logits: a model, its weights and its KV pool on a device."""
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    def execute(self, batch: Batch) -> Tensor:
+        """Logits [emitting rows, vocab] float32 of the batch's output rows; the caller may overwrite them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step did. `rejected` are requests whose own handling failed."""
+
+    outputs: tuple[RowOutput, ...]
+    rejected: tuple[Rejected, ...]
+    seconds: float
+    num_tokens: int
+    shape: str
+
+
+class StepLoop:
+    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self.steps = 0
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._scheduler
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def submit(self, message: Submit) -> Rejected | None:
+        """Queue a request; the refusal when it can never run."""
+        params = message.params
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        try:
+            self._check_token_ids(message.prompt_token_ids)
+            self._scheduler.add(Request(message.request_id, list(message.prompt_token_ids), params, seed))
+        except RequestRefused as refusal:
+            return Rejected(request_id=message.request_id, message=str(refusal), param=refusal.param)
+        return None
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        self._scheduler.abort(request_ids)
+
+    @torch.inference_mode()
+    def step(self) -> StepResult:
+        """Run one step. With nothing to do it is a no-op with an empty result."""
+        started = time.monotonic()
+        step = self._scheduler.schedule()
+        if not step.rows:
+            return StepResult((), (), 0.0, 0, "")
+        batch = build_batch(step, self._runner.block_size)
+        logits = self._runner.execute(batch)
+        sampled, rejected = self._sample(step, logits)
+        outputs = self._scheduler.commit(step, sampled)
+        self._scheduler.abort(refusal.request_id for refusal in rejected)
+        self.steps += 1
+        seconds = time.monotonic() - started
+        return StepResult(tuple(outputs), tuple(rejected), seconds, step.num_tokens, shape_name(batch))
+
+    def heartbeat(self, bucket: str | None) -> Heartbeat:
+        """Where the loop stands now."""
+        scheduler = self._scheduler
+        return Heartbeat(
+            steps=self.steps,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            kv_blocks_used=scheduler.pool.num_used,
+            kv_blocks_total=scheduler.pool.num_blocks,
+            preemptions=scheduler.counters.preemptions,
+            bucket=bucket,
+        )
+
+    def _sample(self, step: Step, logits: Tensor) -> tuple[list[int | None], list[Rejected]]:
+        """Tokens in the order of the step's rows, and the requests that could not be given one."""
+        emitting = [row for row in step.rows if row.emits]
+        drawn = iter(self._draw(emitting, logits) if emitting else [])
+        sampled: list[int | None] = []
+        rejected: list[Rejected] = []
+        for row in step.rows:
+            token = next(drawn) if row.emits else None
+            if isinstance(token, Exception):
+                sampled.append(None)
+                message = f"the request's token could not be sampled: {token}"
+                rejected.append(Rejected(request_id=row.request.request_id, message=message, internal=True))
+            else:
+                sampled.append(token)
+        return sampled, rejected
+
+    def _draw(self, rows: list[Row], logits: Tensor) -> list[int | Exception]:
+        draws = [Draw(row.request.params, row.request.seed, row.request.num_tokens) for row in rows]
+        try:
+            return list(sample(logits, draws))
+        except Exception:  # one row's trouble must not end the others
+            return [self._draw_alone(logits[index : index + 1], draw) for index, draw in enumerate(draws)]
+
+    def _draw_alone(self, logits: Tensor, draw: Draw) -> int | Exception:
+        try:
+            return sample(logits, [draw])[0]
+        except Exception as error:  # see above: this row is the one
+            return error if isinstance(error, SamplingFailed) else SamplingFailed(repr(error))
+
+    def _check_token_ids(self, token_ids: tuple[int, ...]) -> None:
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._runner.vocab:
+            wrong = next(token for token in token_ids if not 0 <= token < self._runner.vocab)
+            raise RequestRefused(f"token id {wrong} is outside of the vocabulary of {self._runner.vocab}")
+
+
+def shape_name(batch: Batch) -> str:
+    """The shape of a step in words, for heartbeats and termination messages."""
+    width = batch.single_blocks.shape[1]
+    return f"tokens={batch.num_tokens} chunks={len(batch.chunks)} singles={batch.num_singles} blocks={width}"

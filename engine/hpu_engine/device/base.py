@@ -1,0 +1,59 @@
+"""What the model needs of a device. One back end per file; the model never asks which one it has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Linear = Callable[[Tensor], Tensor]
+"""[rows, in] to [rows, out], bias included."""
+
+
+class UnsupportedOnDevice(Exception):
+    """The device cannot do what the configuration asks; the message says what it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpShape:
+    """One step to run before serving: `chunks` rows of `chunk_len` new tokens, `singles` rows of one, each with a
+    context of `context_len` tokens.
+    """
+
+    chunks: int
+    chunk_len: int
+    singles: int
+    context_len: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.chunks * self.chunk_len + self.singles
+
+    def __str__(self) -> str:
+        return f"{self.chunks}x{self.chunk_len}+{self.singles}@{self.context_len}"
+
+
+class Device(ABC):
+    name: str
+    default_max_batched_tokens: int
+
+    @abstractmethod
+    def compute_dtype(self, requested: str) -> torch.dtype:
+        """The type activations, weights and KV have when `requested` (`float32`, `bfloat16`, `float16`) is asked for.
+        Raises UnsupportedOnDevice.
+        """
+
+    @abstractmethod
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """The fastest kernel for `weight` [out, in], which it may keep, repack or drop."""
+
+    @abstractmethod
+    def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:
+        """What to run before serving, largest first."""
+
+    @abstractmethod
+    def available_memory_bytes(self) -> int:
+        """What this process may still allocate."""

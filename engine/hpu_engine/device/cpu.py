@@ -1,0 +1,125 @@
+"""The CPU device: real answers without a card.
+
+Compute type. Where this processor multiplies bfloat16 natively (oneDNN says so) bfloat16 is computed as such; elsewhere
+a bfloat16 matrix product is emulated at a fraction of the speed of float32, so everything is computed in float32, which
+rounds less. Linears: plain or packed (oneDNN's own weight layout), whichever is faster here, measured once per shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpu_engine.device.base import Device, Linear, UnsupportedOnDevice, WarmUpShape
+
+_MEASURED_ROWS = (1, 32)
+_MEASURE_REPEATS = 3
+
+
+class CpuDevice(Device):
+    name = "cpu"
+    default_max_batched_tokens = 256
+
+    def __init__(self) -> None:
+        self._packed_is_faster: dict[tuple[torch.dtype, int, int], bool] = {}
+
+    def compute_dtype(self, requested: str) -> torch.dtype:
+        match requested:
+            case "float32":
+                return torch.float32
+            case "bfloat16":
+                return torch.bfloat16 if multiplies_bfloat16() else torch.float32
+        raise UnsupportedOnDevice(f"dtype {requested} is not supported on the CPU; supported are bfloat16, float32")
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        out_features, in_features = weight.shape
+        key = (weight.dtype, out_features, in_features)
+        plain = partial(F.linear, weight=weight, bias=bias)
+        packed = _packed(weight, bias)
+        if packed is None:
+            return plain
+        if key not in self._packed_is_faster:
+            self._packed_is_faster[key] = _is_faster(packed, plain, in_features, weight.dtype)
+        return packed if self._packed_is_faster[key] else plain
+
+    def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:
+        """A whole budget of prompt, prompt and decoding mixed, and decoding alone at a few widths."""
+        longest = max_len - 1
+        chunk = min(max_batched_tokens, longest)
+        if chunk > 1:
+            yield WarmUpShape(chunks=1, chunk_len=chunk, singles=0, context_len=0)
+            decoding = min(max_num_seqs - 1, max_batched_tokens // 2)
+            room = min(max_batched_tokens - decoding, longest)
+            if decoding and room > 1:
+                yield WarmUpShape(chunks=1, chunk_len=room, singles=decoding, context_len=0)
+        singles = min(max_num_seqs, max_batched_tokens)
+        while singles:
+            yield WarmUpShape(chunks=0, chunk_len=0, singles=singles, context_len=min(longest, 255))
+            singles //= 2
+
+    def available_memory_bytes(self) -> int:
+        return min(_host_available_bytes(), _cgroup_available_bytes())
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN has bfloat16 products on this processor (AVX-512 or newer)."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _packed(weight: Tensor, bias: Tensor | None) -> Linear | None:
+    """oneDNN's prepacked linear, or None where this build or processor has none for the type."""
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+    except (RuntimeError, AttributeError):
+        return None
+
+    def apply(x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # type: ignore[no-any-return]
+
+    return apply
+
+
+def _is_faster(first: Linear, second: Linear, in_features: int, dtype: torch.dtype) -> bool:
+    """By the sum of time ratios over a few row counts, best of some repeats, taken in turns."""
+    balance = 0.0
+    for rows in _MEASURED_ROWS:
+        x = torch.randn(rows, in_features).to(dtype)
+        best = [float("inf"), float("inf")]
+        for _ in range(_MEASURE_REPEATS):
+            for index, linear in enumerate((first, second)):
+                started = time.perf_counter()
+                linear(x)
+                best[index] = min(best[index], time.perf_counter() - started)
+        balance += best[0] / best[1]
+    return balance < len(_MEASURED_ROWS)
+
+
+def _host_available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+def _cgroup_available_bytes() -> int:
+    """Room below this container's limit (cgroup v2); without one, no bound."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        inactive = _inactive_file_bytes()
+    except (OSError, ValueError):
+        return 1 << 62
+    return 1 << 62 if limit == "max" else int(limit) - used + inactive
+
+
+def _inactive_file_bytes() -> int:
+    for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines():
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0

@@ -1,0 +1,104 @@
+"""The one decoder-only transformer: pre-norm blocks of attention and MLP, described entirely by data.
+
+Families differ in their description and their weights, never in a branch here. Linears come from the device, which
+chooses their kernels; an MLP is whatever maps [tokens, hidden] to [tokens, hidden] (dense here, experts elsewhere).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpu_engine.core.batch import Batch
+from hpu_engine.device.base import Linear
+from hpu_engine.model.attention import AttentionShape, AttentionStep
+from hpu_engine.model.kv_cache import LayerCache
+from hpu_engine.model.rotary import RotaryTable
+from hpu_engine.planning.model import ModelDescription
+
+Mlp = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseMlp:
+    """silu(gate) * up, then down. `gate_up` gives both halves side by side."""
+
+    gate_up: Linear
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate).mul_(up))
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Norm weights [hidden]; `q_norm`, `k_norm` [head_dim] where the family has them; `qkv` stacks q, k and v."""
+
+    attention_norm: Tensor
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    mlp: Mlp
+
+
+@dataclass(frozen=True, slots=True)
+class _StepInputs:
+    """What every layer of one step shares."""
+
+    attention: AttentionStep
+    slots: Tensor
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """`embedding` [vocab, hidden] may be of a narrower type than `dtype`, in which everything is computed."""
+
+    description: ModelDescription
+    dtype: torch.dtype
+    embedding: Tensor
+    layers: Sequence[Layer]
+    final_norm: Tensor
+    lm_head: Linear
+    rotary: RotaryTable
+
+    def hidden(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
+        """Runs the layers, writing the batch's keys and values; [tokens, hidden] before the final norm."""
+        x = F.embedding(batch.token_ids, self.embedding).to(self.dtype)
+        cos, sin = self.rotary.at(batch.positions)
+        attention = AttentionStep(self._attention_shape, batch, caches[0].block_size, self.dtype)
+        step = _StepInputs(attention, batch.slots, cos, sin)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x = x + self._attention(layer, cache, x, step)
+            x = x + layer.mlp(self._norm(x, layer.mlp_norm))
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] of `hidden` to [rows, vocab] float32."""
+        return self.lm_head(self._norm(hidden, self.final_norm)).float()
+
+    @property
+    def _attention_shape(self) -> AttentionShape:
+        d = self.description
+        return AttentionShape(d.heads, d.kv_heads, d.head_dim, d.head_dim**-0.5)
+
+    def _attention(self, layer: Layer, cache: LayerCache, x: Tensor, step: _StepInputs) -> Tensor:
+        d = self.description
+        qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(x.shape[0], -1, d.head_dim)
+        qk, values = qkv[:, : d.heads + d.kv_heads], qkv[:, d.heads + d.kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qk = torch.cat((self._norm(qk[:, : d.heads], layer.q_norm), self._norm(qk[:, d.heads :], layer.k_norm)), 1)
+        qk = self.rotary.rotate(qk, step.cos, step.sin)
+        cache.write(step.slots, qk[:, d.heads :], values)
+        return layer.output(step.attention.attend(qk[:, : d.heads], cache))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, weight.shape, weight, self.description.rms_norm_eps)

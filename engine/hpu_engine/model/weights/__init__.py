@@ -1,0 +1,1 @@
+"""Checkpoints: which tensor is which parameter (`name_table`), and reading them (`safetensors_files`, `loading`)."""

@@ -1,0 +1,223 @@
+"""Brings up one rank in this process: description, memory, weights, KV pool, warm-up, one real token.
+
+The worker process and the in-process `LLM` share it. Every refusal is a `StartUpError` with the reason, the file and
+the tensor that a termination message carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hpu_engine.config import EngineConfig
+from hpu_engine.contract import FailureReason, Phase
+from hpu_engine.core.kv_blocks import BlockPool
+from hpu_engine.core.loop import StepLoop
+from hpu_engine.core.messages import Loaded, Progress, Submit
+from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.core.scheduler import Limits, Scheduler
+from hpu_engine.device.base import Device, UnsupportedOnDevice
+from hpu_engine.device.cpu import CpuDevice
+from hpu_engine.model.builder import build_transformer
+from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
+from hpu_engine.model.runner import ModelRunner
+from hpu_engine.model.weights.errors import WeightsError
+from hpu_engine.model.weights.name_table import expand
+from hpu_engine.planning.model import (
+    ModelConfigError,
+    ModelConfigErrorKind,
+    ModelDescription,
+    read_model_description,
+)
+
+DEFAULT_KV_CACHE_BYTES = 512 * 1024 * 1024
+PROCESS_RESERVE_BYTES = 256 * 1024 * 1024
+"""What a step's activations and the allocator take beside weights and KV on the CPU."""
+
+OnProgress = Callable[[Progress], None]
+
+_REASONS = {
+    ModelConfigErrorKind.NOT_FOUND: FailureReason.MODEL_NOT_FOUND,
+    ModelConfigErrorKind.BROKEN: FailureReason.MODEL_BROKEN,
+    ModelConfigErrorKind.UNSUPPORTED: FailureReason.MODEL_UNSUPPORTED,
+}
+
+
+class StartUpError(Exception):
+    """Why a rank cannot serve."""
+
+    def __init__(
+        self, reason: FailureReason, message: str, *, path: str | None = None, tensor: str | None = None
+    ) -> None:
+        self.reason = reason
+        self.message = message
+        self.path = path
+        self.tensor = tensor
+        super().__init__(": ".join(part for part in (path, tensor, message) if part))
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A loaded rank. `warm_up` before the first real request."""
+
+    loop: StepLoop
+    runner: ModelRunner
+    device: Device
+    loaded: Loaded
+    max_num_seqs: int
+
+    def warm_up(self, on_progress: OnProgress) -> None:
+        """Run every shape of the device, largest first, then produce one real token through the whole loop."""
+        shapes = list(
+            self.device.warm_up_shapes(
+                max_batched_tokens=self.loaded.max_batched_tokens,
+                max_num_seqs=self.max_num_seqs,
+                max_len=min(self.loaded.max_model_len, self.loaded.num_kv_blocks * self.loaded.block_size),
+            )
+        )
+        for done, shape in enumerate(shapes):
+            on_progress(Progress(phase=Phase.WARMING_UP, done=done, total=len(shapes), current=str(shape)))
+            self.runner.warm_up(shape)
+        on_progress(Progress(phase=Phase.WARMING_UP, done=len(shapes), total=len(shapes), current="first token"))
+        self._produce_one_token()
+
+    def _produce_one_token(self) -> None:
+        refused = self.loop.submit(
+            Submit(
+                request_id="first-token", prompt_token_ids=(0,), params=SamplingParams(max_tokens=1, temperature=0.0)
+            )
+        )
+        if refused is not None:
+            raise StartUpError(FailureReason.INTERNAL, f"the first token was refused: {refused.message}")
+        result = self.loop.step()
+        if not result.outputs:
+            why = result.rejected[0].message if result.rejected else "no output"
+            raise StartUpError(FailureReason.MODEL_BROKEN, f"the model gives no token: {why}")
+
+
+def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
+    """Load everything `config` names. Raises StartUpError."""
+    directory = Path(config.model)
+    description = _describe(directory)
+    device = _open_device(config)
+    dtype = _compute_dtype(config, description, device)
+    max_model_len = _max_model_len(config, description)
+    num_blocks = _num_kv_blocks(config, description, dtype)
+    _check_memory(description, device, dtype, num_blocks, config)
+
+    def on_bytes(done: int, total: int) -> None:
+        on_progress(Progress(phase=Phase.LOADING, done=done, total=total))
+
+    try:
+        transformer = build_transformer(
+            directory, description, device, dtype=dtype, max_len=max_model_len, on_bytes=on_bytes
+        )
+    except WeightsError as error:
+        raise StartUpError(error.reason, error.message, path=error.path, tensor=error.tensor) from error
+    caches = allocate_kv_cache(description, num_blocks, config.block_size, dtype)
+    runner = ModelRunner(transformer, caches)
+    limits = Limits(
+        max_batched_tokens=config.max_num_batched_tokens or device.default_max_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    scheduler = Scheduler(limits, BlockPool(num_blocks, config.block_size), cache_seed=str(directory))
+    loaded = Loaded(
+        max_model_len=max_model_len,
+        num_kv_blocks=num_blocks,
+        block_size=config.block_size,
+        max_batched_tokens=limits.max_batched_tokens,
+        architecture=description.architecture.value,
+        dtype=str(dtype).removeprefix("torch."),
+        parameters=_num_parameters(description),
+    )
+    return Rank(StepLoop(scheduler, runner), runner, device, loaded, config.max_num_seqs)
+
+
+def _describe(directory: Path) -> ModelDescription:
+    try:
+        description = read_model_description(directory)
+    except ModelConfigError as error:
+        message = f"{error.key}: {error.reason}" if error.key else error.reason
+        raise StartUpError(_REASONS[error.kind], message, path=error.path) from error
+    unsupported = None
+    if description.moe is not None:
+        unsupported = f"{description.architecture.value} has experts, which this engine does not run yet"
+    elif description.quantization is not None:
+        unsupported = f"weights quantised with {description.quantization[:40]!r} are not supported"
+    if unsupported:
+        raise StartUpError(FailureReason.MODEL_UNSUPPORTED, unsupported, path=str(directory / "config.json"))
+    return description
+
+
+def _open_device(config: EngineConfig) -> Device:
+    if config.device != "cpu":
+        raise StartUpError(FailureReason.USAGE, f"device {config.device!r} is not supported; supported is cpu")
+    return CpuDevice()
+
+
+def _compute_dtype(config: EngineConfig, description: ModelDescription, device: Device) -> torch.dtype:
+    """`auto` is the checkpoint's own type, and float32 for float16: bfloat16 would lose its digits."""
+    requested = config.dtype
+    if requested == "auto":
+        requested = "float32" if description.dtype == "float16" else description.dtype
+    try:
+        return device.compute_dtype(requested)
+    except UnsupportedOnDevice as error:
+        raise StartUpError(FailureReason.USAGE, str(error)) from error
+
+
+def _max_model_len(config: EngineConfig, description: ModelDescription) -> int:
+    asked = config.max_model_len
+    if asked is None:
+        return description.max_positions
+    if not 1 < asked <= description.max_positions:
+        raise StartUpError(
+            FailureReason.USAGE, f"max-model-len {asked} is outside of 2..{description.max_positions} of this model"
+        )
+    return asked
+
+
+def _num_kv_blocks(config: EngineConfig, description: ModelDescription, dtype: torch.dtype) -> int:
+    if config.num_kv_blocks is not None:
+        if config.num_kv_blocks < 1:
+            raise StartUpError(FailureReason.USAGE, f"num-kv-blocks is {config.num_kv_blocks}; at least 1 is needed")
+        return config.num_kv_blocks
+    memory = config.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES
+    block_bytes = kv_block_bytes(description, config.block_size, dtype)
+    blocks = memory // block_bytes - 1
+    if blocks < 1:
+        raise StartUpError(
+            FailureReason.INSUFFICIENT_MEMORY,
+            f"kv-cache-memory of {memory} bytes holds no block beside scratch; one block takes {block_bytes} bytes",
+        )
+    return blocks
+
+
+def _check_memory(
+    description: ModelDescription, device: Device, dtype: torch.dtype, num_blocks: int, config: EngineConfig
+) -> None:
+    weights = _num_parameters(description) * dtype.itemsize
+    cache = (num_blocks + 1) * kv_block_bytes(description, config.block_size, dtype)
+    needed, available = weights + cache + PROCESS_RESERVE_BYTES, device.available_memory_bytes()
+    if needed > available:
+        raise StartUpError(
+            FailureReason.INSUFFICIENT_MEMORY,
+            f"{needed} bytes are needed ({weights} weights, {cache} KV cache, {PROCESS_RESERVE_BYTES} working memory), "
+            f"{available} are available",
+            path=config.model,
+        )
+
+
+def _num_parameters(description: ModelDescription) -> int:
+    """Elements of all parameters, from the shapes alone."""
+    total = 0
+    for shape in expand(description).parameters.values():
+        count = 1
+        for length in shape:
+            count *= length
+        total += count
+    return total
