@@ -1,0 +1,1 @@
+"""Load on any OpenAI-compatible server, and figures that can be compared: a client of the API, without torch."""
