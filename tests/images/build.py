@@ -1,0 +1,118 @@
+"""Builds the Dockerfile's targets on the base image into the OCI layout, once per content.
+
+An image's tag is the checksum of everything that it is made from. So a finished image is never built again, a node that
+has the tag has the content, and `imagePullPolicy: IfNotPresent` is right. Dependencies and code are separate layers;
+buildah's layer cache keeps the first when only the second changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.images import base, index
+from tests.images.buildah import Buildah
+from tests.images.errors import UnknownImage
+from tests.images.layout import Layout
+from tests.images.store import Store, checksum, say, step
+
+ROOT = Path(__file__).resolve().parents[2]
+PREFIX = "localhost/hpu-inference"
+LOCKS = {"operator": "operator.txt", "engine-cpu": "cpu.txt", "engine-gaudi": "engine.txt"}
+LOCAL_TARGETS = ("operator", "engine-cpu")
+"""What can be built on a machine without Intel's image."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """A built image: `reference` names its content, `digest` is its manifest's in the layout."""
+
+    target: str
+    reference: str
+    digest: str
+
+
+def sources(root: Path, target: str) -> Iterator[Path]:
+    """Every file that decides what `target` is, in a fixed order."""
+    for name in (".dockerignore", "Dockerfile", "LICENSE", "README.md", "pyproject.toml"):
+        yield root / name
+    yield root / "requirements" / "build.txt"
+    yield root / "requirements" / LOCKS[target]
+    for folder in ("engine", "images", "operator"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield path
+
+
+def tag(root: Path, target: str, base_reference: str) -> str:
+    """The content's checksum, shortened to 12 hex digits."""
+    parts = ((path.relative_to(root).as_posix(), path.read_bytes()) for path in sources(root, target))
+    return checksum([("base", base_reference.encode()), ("target", target.encode()), *parts])[:12]
+
+
+def build(
+    targets: Sequence[str] = LOCAL_TARGETS,
+    *,
+    root: Path = ROOT,
+    store: Store | None = None,
+    gaudi_base: str = "",
+) -> dict[str, Image]:
+    """Builds what is not there yet; returns all `targets`. `gaudi_base` is needed for engine-gaudi only."""
+    if unknown := sorted(set(targets) - LOCKS.keys()):
+        raise UnknownImage(f"no image is called {unknown[0]}", f"choose from {', '.join(LOCKS)}")
+    store = store or Store.default()
+    with store.locked():
+        built = recorded(store)
+        wanted = {target: tag(root, target, gaudi_base or base.REFERENCE) for target in targets}
+        if missing := [target for target in targets if not _is_whole(store, built.get(target), wanted[target])]:
+            buildah = Buildah.on(store)
+            python_base = base.ensure(store, buildah)
+            for target in missing:
+                reference = f"{PREFIX}/{target}:{wanted[target]}"
+                with step(f"image {target}"):
+                    _build(buildah, root, target, reference, {"PYTHON_BASE": python_base, "GAUDI_BASE": gaudi_base})
+                with step(f"image {target} into the layout"):
+                    digest = Layout(store.layout).add(buildah, reference)
+                built[target] = Image(target, reference, digest)
+                _record(store, built)
+            Layout(store.layout).keep(image.reference for image in built.values())
+        for target in targets:
+            say(f"{target}: {built[target].reference}{'' if target in missing else ' (as built before)'}")
+        return {target: built[target] for target in targets}
+
+
+def recorded(store: Store) -> dict[str, Image]:
+    """What was built last, by target."""
+    if not store.record.exists():
+        return {}
+    return {target: Image(**fields) for target, fields in json.loads(store.record.read_text()).items()}
+
+
+def _record(store: Store, built: dict[str, Image]) -> None:
+    partial = store.record.with_suffix(".partial")
+    partial.write_text(json.dumps({target: asdict(image) for target, image in sorted(built.items())}, indent=1))
+    partial.rename(store.record)
+
+
+def _is_whole(store: Store, image: Image | None, wanted_tag: str) -> bool:
+    return (
+        image is not None and image.reference.endswith(f":{wanted_tag}") and Layout(store.layout).is_whole(image.digest)
+    )
+
+
+def _build(buildah: Buildah, root: Path, target: str, reference: str, arguments: dict[str, str]) -> None:
+    private = Path(tempfile.mkdtemp(dir=buildah.store.folder))
+    try:
+        buildah.run(
+            f"image {target}",
+            *("build", "--layers", "--pull=never" if target in LOCAL_TARGETS else "--pull=true", "--network", "host"),
+            *(part for name, value in arguments.items() if value for part in ("--build-arg", f"{name}={value}")),
+            *index.secrets(private),
+            *("--file", root / "Dockerfile", "--target", target, "--tag", reference, root),
+        )
+    finally:
+        shutil.rmtree(private)

@@ -1,0 +1,81 @@
+"""Runs buildah so that nothing is left on the machine: its storage is ours, its mounts and processes end with the call.
+
+buildah keeps mounts of its storage in the mount namespace that it runs in; in a namespace of its own they vanish, also
+when it is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.images.errors import MissingProgram, StepFailed
+from tests.images.store import Store
+
+ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+# What buildah remembers about layers has a fixed place; without it every push would compress all layers again.
+_OWN_MEMORY = 'mkdir -p "$0" /var/lib/containers && mount --bind "$0" /var/lib/containers && exec "$@"'
+
+
+@dataclass(frozen=True)
+class Buildah:
+    """buildah on the store's own storage. `uv_cache` is lent to builds: what the machine has is not fetched twice."""
+
+    store: Store
+    uv_cache: Path
+
+    @classmethod
+    def on(cls, store: Store) -> Buildah:
+        for program in ("buildah", "unshare"):
+            if not shutil.which(program):
+                raise MissingProgram(f"{program} is not installed", "make system-packages (Debian), then try again")
+        if os.geteuid() != 0:
+            raise MissingProgram("building images needs root: it makes mounts", "run it as root")
+        return cls(store, Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv"))
+
+    def temporary(self) -> Path:
+        """A fresh folder for one call: buildah counts mounts in it, and a killed call's went with its namespace."""
+        folder = self.store.folder / "tmp"
+        shutil.rmtree(folder, ignore_errors=True)
+        # The place where buildah 1.28 looks for a cache mount with the id `uv`.
+        lent = folder / f"buildah-cache-{os.getuid()}" / "uv"
+        lent.parent.mkdir(parents=True)
+        self.uv_cache.mkdir(parents=True, exist_ok=True)
+        lent.symlink_to(self.uv_cache)
+        return folder
+
+    def command(self) -> tuple[str | Path, ...]:
+        """buildah with the options that make the storage ours."""
+        run_root = self.store.folder / "tmp" / "run"
+        return ("buildah", "--root", self.store.storage, "--runroot", run_root, "--storage-driver", "overlay")
+
+    def run(self, what: str, *arguments: str | Path, cwd: Path | None = None) -> str:
+        """Standard output; the rest goes to the store's log. Raises StepFailed with the last lines."""
+        environment = os.environ | {"TMPDIR": str(self.temporary()), "BUILDAH_ISOLATION": "chroot"}
+        memory = self.store.folder / "memory"
+        with self.store.log.open("a") as log:
+            log.write(f"\n$ buildah {' '.join(map(str, arguments))}\n")
+            log.flush()
+            done = subprocess.run(
+                [str(part) for part in (*ISOLATED, "sh", "-c", _OWN_MEMORY, memory, *self.command(), *arguments)],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                check=False,
+            )
+            log.write(done.stdout)
+        if done.returncode != 0:
+            raise StepFailed(
+                f"{what} failed (exit {done.returncode}):\n{tail(self.store.log)}", f"see {self.store.log}"
+            )
+        return done.stdout.strip()
+
+
+def tail(path: Path, lines: int = 15) -> str:
+    return "\n".join(f"    {line}" for line in path.read_text(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,83 @@
+"""Where images are kept, outside the work tree: one folder in the cache, used by one process at a time.
+
+storage/     buildah's layers, its own and not the machine's
+base/        the base image's file system as one archive
+oci/         the finished images, sharing layers: an OCI layout
+images.json  what was built from which content
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def cache() -> Path:
+    """What outlives a cluster and is removed by `make clean`."""
+    return Path(os.environ.get("HPU_CACHE") or Path.home() / ".cache" / "hpu-inference")
+
+
+@dataclass(frozen=True)
+class Store:
+    folder: Path
+
+    @classmethod
+    def default(cls) -> Store:
+        return cls(cache() / "images")
+
+    @property
+    def storage(self) -> Path:
+        return self.folder / "storage"
+
+    @property
+    def layout(self) -> Path:
+        return self.folder / "oci"
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "images.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "build.log"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """One builder at a time; a second one waits and says so. The lock goes with its process."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("another build is at work; waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def checksum(parts: Iterable[tuple[str, bytes]]) -> str:
+    """SHA-256 over names and contents, in the order given; hex."""
+    digest = hashlib.sha256()
+    for name, content in parts:
+        digest.update(f"{name}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def say(text: str) -> None:
+    print(f"images: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def step(text: str) -> Iterator[None]:
+    """Says what takes long when it starts, and how long it took."""
+    say(f"{text} ...")
+    start = time.monotonic()
+    yield
+    say(f"{text}: {time.monotonic() - start:.1f} s")
