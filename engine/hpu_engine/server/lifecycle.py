@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from hpu_engine.server.errors import ApiError
-from hpu_engine.server.serving import Serving
+
+if TYPE_CHECKING:  # it stands on the tokenizer, which the first second does not wait for
+    from hpu_engine.server.serving import Serving
 
 log = structlog.get_logger()
 

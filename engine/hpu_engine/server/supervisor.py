@@ -74,6 +74,8 @@ class Worker:
                 *self._command,
                 "--fd",
                 str(theirs.fileno()),
+                "--parent",
+                str(os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),

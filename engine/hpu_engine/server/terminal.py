@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import TYPE_CHECKING
 
 import structlog
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from hpu_engine.contract import Phase, RankState
 from hpu_engine.server.pod import Pod
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 REFRESH_SECONDS = 0.2
 _LABELS = {
@@ -39,9 +41,12 @@ def configure_logging() -> None:
 
 async def show_progress(pod: Pod) -> None:
     """Bars until the pod is ready, drains or fails; nothing where nobody looks (the events are lines anyway)."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
         tasks: dict[int, tuple[TaskID, Phase]] = {}
