@@ -195,16 +195,10 @@ def ranks_service(owner: Owner) -> Manifest:
     )
 
 
-def out_of_service(namespace: str, pod_name: str, pod_uid: str, left_at: str) -> Manifest:
-    """The pod's service label, forced to false. The uid makes it an update of that very pod, never a creation."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": pod_name,
-            "namespace": namespace,
-            "uid": pod_uid,
-            "labels": {names.IN_SERVICE_LABEL: "false"},
-            "annotations": {names.LEFT_SERVICE_ANNOTATION: left_at},
-        },
-    }
+def service_label(namespace: str, pod_name: str, pod_uid: str, left_at: str | None) -> Manifest:
+    """The pod's service label: false since `left_at`, or true again. The uid makes it an update of that very pod."""
+    metadata: Manifest = {"name": pod_name, "namespace": namespace, "uid": pod_uid}
+    metadata["labels"] = {names.IN_SERVICE_LABEL: "false" if left_at else "true"}
+    if left_at:
+        metadata["annotations"] = {names.LEFT_SERVICE_ANNOTATION: left_at}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}

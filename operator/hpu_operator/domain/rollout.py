@@ -5,7 +5,7 @@ Policy, in words:
 1. An index that nothing occupies gets a group of the revision the spec asks for. An index whose old pods are still
    leaving waits for them: work is in place, the new group needs their cards.
 2. A group of another revision that is broken is replaced at once; it answers nobody, so that costs no availability.
-3. Otherwise groups are replaced one at a time: first one that is not ready, then, while all are ready, the lowest index.
+3. Otherwise groups are replaced one at a time: first one that is not ready, then, while all are ready, by index.
 4. A group that answers leaves service in order: label false, endpoints gone, StatefulSet deleted. What follows (lame
    duck, drain) is the engine's. A group that answers nobody is deleted at once.
 5. A group beyond `replicas`, or a second group at an index, is taken down in the same order.
@@ -14,7 +14,7 @@ Policy, in words:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -77,10 +77,10 @@ class Slot:
 
 def slots(replicas: int, revision: str, groups: Iterable[Group]) -> tuple[Slot, ...]:
     """The indices below `replicas`, with who holds them."""
-    at: Mapping[int, list[Group]] = defaultdict(list)
+    at: defaultdict[int, list[Group]] = defaultdict(list)
     for group in groups:
         at[group.id.index].append(group)
-    return tuple(_slot(index, revision, at[index] if index in at else []) for index in range(replicas))
+    return tuple(_slot(index, revision, at[index]) for index in range(replicas))
 
 
 def _slot(index: int, revision: str, groups: list[Group]) -> Slot:

@@ -26,6 +26,7 @@ Problem = Diagnosis
 """Why children cannot be made: an invalid spec, a name that is taken, a refusal of the API server."""
 
 _PROGRESS_FIELDS = ("warmUp",)
+_WARM = Diagnosis(Reason.WARMED_UP, "every group has run all of its shapes")
 
 
 @dataclass(frozen=True)
@@ -44,78 +45,87 @@ def invalid_status(subject: Subject, problem: Problem, previous: Mapping[str, An
     return kept | {"observedGeneration": subject.generation, "conditions": _timed(conditions, previous, now)}
 
 
-def build_status(
-    subject: Subject,
-    spec: Spec,
-    revision: str,
-    image: str | None,
-    observed: Observed,
-    problem: Problem | None,
-    previous: Mapping[str, Any],
-    now: datetime,
-) -> dict[str, Any]:
-    """The whole status. `problem` is what kept children from being made in this round."""
-    held = slots(spec.replicas, revision, observed.groups)
-    ready = [group for group in observed.groups if group.ready]
+@dataclass(frozen=True)
+class Situation:
+    """Everything a status is made from. `problem` is what kept children from being made in this round."""
+
+    subject: Subject
+    spec: Spec
+    revision: str
+    image: str | None
+    observed: Observed
+    problem: Problem | None = None
+
+
+def build_status(seen: Situation, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    """The whole status."""
+    subject, spec, groups = seen.subject, seen.spec, seen.observed.groups
+    held = slots(spec.replicas, seen.revision, groups)
     current = [slot.current for slot in held if slot.current]
     status: dict[str, Any] = {
         "observedGeneration": subject.generation,
-        "conditions": _timed(_conditions(subject, spec, held, observed, problem, now), previous, now),
-        "replicas": len({group.id.index for group in observed.groups if not group.leaving}),
-        "readyReplicas": len({group.id.index for group in ready}),
+        "conditions": _timed(_conditions(seen, held, now), previous, now),
+        "replicas": len({group.id.index for group in groups if not group.leaving}),
+        "readyReplicas": len({group.id.index for group in groups if group.ready}),
         "updatedReplicas": len(current),
         "updatedReadyReplicas": sum(group.ready for group in current),
-        "revision": revision,
+        "revision": seen.revision,
         "servedName": served_name(subject.name, spec),
         "url": f"http://{names.service(subject.name)}.{subject.namespace}.svc:{API_PORT}",
         "selector": f"{names.NAME_LABEL}={subject.name},{names.POD_INDEX_LABEL}=0",
     }
-    if image:
-        status["image"] = image
+    if seen.image:
+        status["image"] = seen.image
     if warm_up := _warm_up_text(current):
         status["warmUp"] = warm_up
     return status
 
 
-def _conditions(
-    subject: Subject,
-    spec: Spec,
-    held: Sequence[Slot],
-    observed: Observed,
-    problem: Problem | None,
-    now: datetime,
-) -> list[dict[str, Any]]:
-    blocked = problem or _worst(held, now)
-    answering = sum(group.ready for group in observed.groups)
-    leaving = [group for group in observed.groups if group.id.index >= spec.replicas]
-    say = dict.fromkeys(("Accepted", "Available", "Progressing", "Ready", "WarmedUp"), "False")
-    why: dict[str, Diagnosis] = {}
+Verdict = tuple[str, Diagnosis]
+"""Status of a condition, and why."""
 
-    why["Accepted"] = problem or Diagnosis(Reason.ACCEPTED, "the spec is valid and the children are the operator's own")
-    say["Accepted"] = "False" if problem else "True"
 
-    if spec.replicas == 0 and blocked is None:
-        at_rest = Diagnosis(Reason.SCALED_TO_ZERO, "spec.replicas is 0")
-        why |= dict.fromkeys(("Available", "Progressing", "Ready", "WarmedUp"), at_rest)
-    elif blocked is None:
-        all_of_them = f"{spec.replicas} of {spec.replicas} groups answer"
-        say |= {"Available": "True", "Ready": "True", "WarmedUp": "True"}
-        why["Available"] = why["Ready"] = Diagnosis(Reason.ANSWERING, all_of_them)
-        why["WarmedUp"] = Diagnosis(Reason.WARMED_UP, "every group has run all of its shapes")
-        why["Progressing"] = Diagnosis(Reason.COMPLETE, f"{all_of_them} at this revision")
+def _conditions(seen: Situation, held: Sequence[Slot], now: datetime) -> list[dict[str, Any]]:
+    accepted = Diagnosis(Reason.ACCEPTED, "the spec is valid and the children are the operator's own")
+    verdicts = {"Accepted": ("False", seen.problem) if seen.problem else ("True", accepted)}
+    blocked = seen.problem or _worst(held, now)
+    if blocked is not None:
+        verdicts |= _while_blocked(seen, held, blocked)
     else:
-        why |= dict.fromkeys(("Available", "Progressing", "Ready", "WarmedUp"), blocked)
-        say["Progressing"] = "False" if is_failure(blocked.reason) else "True"
-        if answering:
-            say["Available"] = "True"
-            why["Available"] = Diagnosis(Reason.ANSWERING, f"{answering} of {spec.replicas} groups answer")
-        if held and all(slot.current is not None and is_warm(slot.current) for slot in held):
-            say["WarmedUp"] = "True"
-            why["WarmedUp"] = Diagnosis(Reason.WARMED_UP, "every group has run all of its shapes")
-    if blocked is None and leaving:
-        say["Progressing"] = "True"
-        why["Progressing"] = Diagnosis(Reason.DRAINING, f"{len(leaving)} groups beyond spec.replicas are leaving")
-    return [_condition(subject, kind, say[kind], why[kind]) for kind in sorted(say)]
+        verdicts |= _at_rest(seen)
+    return [_condition(seen.subject, kind, *verdict) for kind, verdict in verdicts.items()]
+
+
+def _at_rest(seen: Situation) -> dict[str, Verdict]:
+    """Every group the spec asks for answers."""
+    wanted = seen.spec.replicas
+    leaving = {group.id.index for group in seen.observed.groups if group.id.index >= wanted}
+    at_rest: Verdict = ("False", Diagnosis(Reason.SCALED_TO_ZERO, "spec.replicas is 0"))
+    verdicts = dict.fromkeys(("Available", "Progressing", "Ready", "WarmedUp"), at_rest)
+    if wanted:
+        text = f"{wanted} of {wanted} groups answer"
+        verdicts = {
+            "Available": ("True", Diagnosis(Reason.ANSWERING, text)),
+            "Progressing": ("False", Diagnosis(Reason.COMPLETE, text)),
+            "Ready": ("True", Diagnosis(Reason.ANSWERING, text)),
+            "WarmedUp": ("True", _WARM),
+        }
+    if leaving:
+        text = f"{len(leaving)} groups beyond spec.replicas are leaving"
+        verdicts["Progressing"] = ("True", Diagnosis(Reason.DRAINING, text))
+    return verdicts
+
+
+def _while_blocked(seen: Situation, held: Sequence[Slot], blocked: Diagnosis) -> dict[str, Verdict]:
+    """Something is missing; what is there is still told."""
+    verdicts: dict[str, Verdict] = dict.fromkeys(("Available", "Ready", "WarmedUp"), ("False", blocked))
+    verdicts["Progressing"] = ("False" if is_failure(blocked.reason) else "True", blocked)
+    if answering := len({group.id.index for group in seen.observed.groups if group.ready}):
+        text = f"{answering} of {seen.spec.replicas} groups answer"
+        verdicts["Available"] = ("True", Diagnosis(Reason.ANSWERING, text))
+    if held and all(slot.current is not None and is_warm(slot.current) for slot in held):
+        verdicts["WarmedUp"] = ("True", _WARM)
+    return verdicts
 
 
 def _worst(held: Sequence[Slot], now: datetime) -> Diagnosis | None:

@@ -1,0 +1,90 @@
+"""Writes children: compares before it writes, and touches nothing that is not ours.
+
+The cache holds only objects with our label, so a name that is absent there may still be taken; it is looked up before
+the first write. An object that is being deleted is left alone: an apply to it would be accepted and lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpu_operator.api.reasons import Reason
+from hpu_operator.domain.compare import Manifest, needs_apply
+from hpu_operator.domain.diagnosis import Diagnosis
+from hpu_operator.domain.owner import Owner, Ownership, ownership
+from hpu_operator.kube.kinds import Kind
+from hpu_operator.kube.port import KubeApi, Live, NotFound, Refused
+from hpu_operator.runtime.cache import Cache
+
+
+class Blocked(Exception):
+    """A child cannot be written now; `diagnosis` is what the object's status says about it."""
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        super().__init__(diagnosis.message)
+        self.diagnosis = diagnosis
+
+
+class NamespaceLeaving(Exception):
+    """The namespace is being deleted, and everything in it with it: there is nothing to do or to say."""
+
+
+class Children:
+    """Writes through `api` and puts every answer into `cache`."""
+
+    def __init__(self, api: KubeApi, cache: Cache) -> None:
+        self._api = api
+        self._cache = cache
+
+    async def ensure(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
+        """Make `manifest` so. Raises `Blocked`, `NamespaceLeaving` or `Unavailable`."""
+        name = manifest["metadata"]["name"]
+        live = self._cache.get(kind, owner.namespace, name)
+        if live is None:
+            live = await self._api.get(kind, owner.namespace, name)
+        if live is not None:
+            _check_ours(owner, kind, live)
+        if needs_apply(manifest, live):
+            await self._apply(kind, manifest)
+
+    async def exists(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
+        """The same for a child that never changes once it exists."""
+        name = manifest["metadata"]["name"]
+        live = self._cache.get(kind, owner.namespace, name) or await self._api.get(kind, owner.namespace, name)
+        if live is None:
+            await self._apply(kind, manifest)
+        else:
+            _check_ours(owner, kind, live)
+
+    async def patch(self, kind: Kind, manifest: Manifest) -> None:
+        """Force the few fields of `manifest` on an object that has other owners, such as a pod."""
+        await self._apply(kind, manifest)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        await self._api.delete(kind, namespace, name, uid)
+
+    async def _apply(self, kind: Kind, manifest: Mapping[str, Any]) -> None:
+        try:
+            answer = await self._api.apply(kind, manifest)
+        except NotFound as error:
+            raise NamespaceLeaving(str(error)) from error
+        except Refused as error:
+            if "being terminated" in error.message:
+                raise NamespaceLeaving(str(error)) from error
+            text = f"{kind.kind} {manifest['metadata']['name']} is refused by the API server: {error.message}"
+            raise Blocked(Diagnosis(Reason.REJECTED, text)) from error
+        self._cache.put(kind, answer)
+
+
+def _check_ours(owner: Owner, kind: Kind, live: Live) -> None:
+    what = f"{kind.kind} {live['metadata']['name']}"
+    match ownership(owner, live):
+        case Ownership.FOREIGN:
+            text = f"{what} exists and is not of this object: it is left alone"
+            raise Blocked(Diagnosis(Reason.NAME_TAKEN, text))
+        case Ownership.PREDECESSOR:
+            text = f"{what} of an earlier object of the same name is still being removed"
+            raise Blocked(Diagnosis(Reason.WAITING_FOR_CLEANUP, text))
+    if "deletionTimestamp" in live["metadata"]:
+        raise Blocked(Diagnosis(Reason.WAITING_FOR_CLEANUP, f"{what} is being deleted"))
