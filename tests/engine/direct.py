@@ -1,0 +1,38 @@
+"""A rank opened in the test's own process, and plain ways to run requests on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from hpu_engine.config import EngineConfig
+from hpu_engine.core.messages import Submit
+from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.rank import Rank, open_rank
+
+
+def open_quietly(config: EngineConfig) -> Rank:
+    """Loaded, not warmed: tests choose their own shapes."""
+    return open_rank(config, lambda _progress: None)
+
+
+def run_together(
+    rank: Rank, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
+) -> list[list[int]]:
+    """Output tokens of each prompt, all submitted before the first step; every step is checked for lost blocks."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    for index, (prompt, own) in enumerate(zip(prompts, each, strict=True)):
+        refused = rank.loop.submit(Submit(request_id=str(index), prompt_token_ids=tuple(prompt), params=own))
+        assert refused is None, refused
+    outputs: Mapping[str, list[int]] = {str(index): [] for index in range(len(prompts))}
+    while rank.loop.has_work:
+        result = rank.loop.step()
+        assert not result.rejected
+        rank.loop.scheduler.check_integrity()
+        for row in result.outputs:
+            outputs[row.request_id].extend(row.token_ids)
+    return list(outputs.values())
+
+
+def run_alone(rank: Rank, prompts: Iterable[Sequence[int]], params: SamplingParams) -> list[list[int]]:
+    """The same, one request at a time."""
+    return [run_together(rank, [prompt], params)[0] for prompt in prompts]
