@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import build, cgroups, control_plane, modules, ports, preflight, processes, state
+from tests.cluster import build, cgroups, control_plane, modules, nodes, ports, preflight, processes, state
 from tests.cluster.build import Say, say
 from tests.cluster.errors import ClusterError, NotRunning, StateConflict
 from tests.cluster.processes import Process, Supervisor
@@ -125,9 +125,7 @@ def _record(request: Request, binaries: Path) -> Cluster:
 def _start(cluster: Cluster, listener: Say) -> None:
     supervisor = Supervisor(cluster.folder)
     if cluster.nodes:
-        from tests.cluster import node
-
-        node.start_cluster(cluster, supervisor, listener)
+        nodes.start(cluster, supervisor, listener)
         return
     site = control_plane.on_loopback(cluster)
     control_plane.write_credentials(cluster, site)
