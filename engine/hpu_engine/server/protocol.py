@@ -134,10 +134,19 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     role: str
-    content: str | tuple[TextPart, ...]
+    content: tuple[TextPart, ...]
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _a_text_is_one_part(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return ({"type": "text", "text": value},)
+        if not isinstance(value, list):
+            raise ValueError("content has to be a string or a list of text parts")
+        return value
 
     def for_template(self) -> dict[str, Any]:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        text = "".join(part.text for part in self.content)
         return {**(self.model_extra or {}), "role": self.role, "content": text}
 
 
@@ -199,12 +208,9 @@ def _same(value: object, neutral: object) -> bool:
 
 def _first_problem(error: ValidationError) -> ApiError:
     problem = error.errors(include_url=False, include_context=False)[0]
-    param = _path(tuple(part for part in problem["loc"] if part not in _UNION_BRANCHES))
+    param = _path(problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     return bad_request(param or "body", f"{param}: {message[:1].lower()}{message[1:]}")
-
-
-_UNION_BRANCHES = ("str", "tuple[TextPart, ...]")
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

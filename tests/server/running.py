@@ -1,0 +1,179 @@
+"""A server as its users have it: a process, two ports and a log. For the double and for the real worker alike."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hpu_engine.contract import ControlState, Phase, TerminationMessage
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_SECONDS = 120.0
+"""For a machine with many neighbours; no test waits this long when it passes."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RunningServer:
+    """`script` starts the scripted worker, None the real one. `flags` are settings by field name."""
+
+    def __init__(self, model: Path, script: dict[str, Any] | None = None, **flags: Any) -> None:
+        self.directory = tempfile.TemporaryDirectory(prefix="hpu-server-")
+        self.port, self.control_port = free_port(), free_port()
+        self.termination_log = Path(self.directory.name) / "termination"
+        self._log = Path(self.directory.name) / "log"
+        settings: dict[str, Any] = {
+            "model": str(model),
+            "served_model_name": "tiny",
+            "host": "127.0.0.1",
+            "port": self.port,
+            "control_port": self.control_port,
+            "termination_log": str(self.termination_log),
+            **flags,
+        }
+        if script is not None:
+            command = [sys.executable, "-m", "tests.server.launch", json.dumps(script), json.dumps(settings)]
+        else:
+            words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+            command = [sys.executable, "-m", "hpu_engine.cli", "serve", *words]
+        self.started = time.monotonic()
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            print(self.log)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+        self.directory.cleanup()
+
+    # --- looking
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def control_url(self) -> str:
+        return f"http://127.0.0.1:{self.control_port}"
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def state(self) -> ControlState:
+        return ControlState.model_validate_json(get(f"{self.control_url}/state")[1])
+
+    def worker_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    def termination(self) -> TerminationMessage:
+        text = self.termination_log.read_text()
+        assert len(text.encode()) <= 4096
+        message = TerminationMessage.parse(text)
+        assert message is not None, text
+        return message
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one series; 0 where there is none yet."""
+        for line in get(f"{self.control_url}/metrics")[1].decode().splitlines():
+            series, _, value = line.rpartition(" ")
+            wanted = [f'{key}="{text}"' for key, text in labels.items()]
+            if series.partition("{")[0] == name and all(label in series for label in wanted):
+                return float(value)
+        return 0.0
+
+    # --- waiting
+
+    def wait_until_listening(self) -> Self:
+        wait_until(lambda: reachable(self.control_port), "the control port answers", self)
+        return self
+
+    def wait_until_ready(self) -> Self:
+        self.wait_until_listening()
+        wait_until(lambda: get(f"{self.control_url}/readyz")[0] == 200, "the server is ready", self)
+        return self
+
+    def wait_for_phase(self, phase: Phase) -> None:
+        wait_until(lambda: self.state().phase is phase, f"the phase is {phase}", self)
+
+    def exit_code(self) -> int:
+        return self.process.wait(PATIENCE_SECONDS)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+
+def reachable(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), 1.0):
+            return True
+    except OSError:
+        return False
+
+
+def get(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def post(url: str, body: bytes | dict[str, Any], timeout: float = 60.0) -> tuple[int, Any]:
+    """Status and parsed JSON of a POST."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def wait_until(
+    condition: Any, what: str, server: RunningServer | None = None, seconds: float = PATIENCE_SECONDS
+) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {seconds} s"
+        if server is not None and server.process.poll() is not None:
+            raise AssertionError(f"the server ended with {server.process.returncode} before {what}:\n{server.log}")
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def kill(pid: int, number: signal.Signals) -> None:
+    os.kill(pid, number)

@@ -1,0 +1,194 @@
+"""The one double of the seam between server and worker: a process that speaks the messages and runs no model.
+
+It answers with the prompt's own tokens, over and over, so that a test can say what the text has to be. A script (JSON)
+makes it slow, or makes it fail in the ways a worker can fail. `tests/engine` holds it against the real worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+import time
+from typing import Any
+
+import msgspec
+
+from hpu_engine.contract import EXIT_CODES, FailureReason, Phase
+from hpu_engine.core.messages import (
+    Abort,
+    Configure,
+    Fatal,
+    Heartbeat,
+    Loaded,
+    Progress,
+    Ready,
+    Rejected,
+    RowOutput,
+    StepOutputs,
+    Stop,
+    Submit,
+)
+from hpu_engine.core.wire import WorkerConnection
+
+IDLE_HEARTBEAT_SECONDS = 0.5
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`fatal_after_buckets` and `die_after_steps` choose the moment of a death; `die_saying` goes to stderr first."""
+
+    load_seconds: float = 0.0
+    bucket_seconds: float = 0.0
+    step_seconds: float = 0.0
+    buckets: int = 3
+    max_model_len: int = 512
+    num_kv_blocks: int = 16
+    fatal: dict[str, Any] | None = None
+    die_saying: str | None = None
+    die_with_code: int | None = None
+    die_after_steps: int | None = None
+    tokens_per_step: int = 1
+
+
+class Row:
+    """One request: how many of its tokens are out."""
+
+    def __init__(self, submit: Submit) -> None:
+        self.submit = submit
+        self.emitted = 0
+
+    def next_token(self) -> int:
+        prompt = self.submit.prompt_token_ids
+        token = prompt[self.emitted % len(prompt)]
+        self.emitted += 1
+        return token
+
+    def step(self, count: int) -> RowOutput:
+        params, tokens = self.submit.params, []
+        for _ in range(count):
+            tokens.append(self.next_token())
+            if tokens[-1] in params.stop_token_ids:
+                return self._output(tokens, "stop", tokens[-1])
+            if self.emitted >= params.max_tokens:
+                return self._output(tokens, "length")
+        return self._output(tokens)
+
+    def _output(self, tokens: list[int], finish: str | None = None, stop_token_id: int | None = None) -> RowOutput:
+        return RowOutput(
+            request_id=self.submit.request_id, token_ids=tuple(tokens), finish=finish, stop_token_id=stop_token_id
+        )
+
+
+class ScriptedWorker:
+    def __init__(self, connection: WorkerConnection, script: Script) -> None:
+        self.connection = connection
+        self.script = script
+        self.rows: dict[str, Row] = {}
+        self.steps = 0
+
+    def run(self) -> int:
+        configure = self.connection.receive()
+        assert isinstance(configure, Configure)
+        script = self.script
+        self.connection.send(Progress(phase=Phase.LOADING, done=0, total=1000))
+        time.sleep(script.load_seconds)
+        if script.fatal is not None:
+            fatal = msgspec.convert(script.fatal, Fatal)
+            self.connection.send(fatal)
+            return EXIT_CODES[FailureReason(fatal.reason)]
+        if script.die_after_steps is None and (script.die_saying or script.die_with_code is not None):
+            return self.die()
+        self.connection.send(Progress(phase=Phase.LOADING, done=1000, total=1000))
+        self.connection.send(
+            Loaded(
+                max_model_len=script.max_model_len,
+                num_kv_blocks=script.num_kv_blocks,
+                block_size=configure.config.block_size,
+                max_batched_tokens=256,
+                architecture="LlamaForCausalLM",
+                dtype="bfloat16",
+                parameters=1234,
+            )
+        )
+        for bucket in range(script.buckets):
+            name = f"tokens={256 >> bucket}"
+            self.connection.send(Progress(phase=Phase.WARMING_UP, done=bucket, total=script.buckets, current=name))
+            time.sleep(script.bucket_seconds)
+        self.connection.send(Progress(phase=Phase.WARMING_UP, done=script.buckets, total=script.buckets))
+        self.connection.send(Ready())
+        return self.serve()
+
+    def die(self) -> int:
+        if self.script.die_saying is not None:
+            sys.stderr.write(self.script.die_saying)
+            sys.stderr.flush()
+        os._exit(self.script.die_with_code or 1)
+
+    def serve(self) -> int:
+        poll = select.poll()
+        poll.register(self.connection.fileno(), select.POLLIN)
+        while True:
+            if not self.rows:
+                self.heartbeat()
+                poll.poll(IDLE_HEARTBEAT_SECONDS * 1000)
+            messages, is_open = self.connection.receive_pending()
+            for message in messages:
+                if isinstance(message, Submit):
+                    self.submit(message)
+                elif isinstance(message, Abort):
+                    for request_id in message.request_ids:
+                        self.rows.pop(request_id, None)
+                elif isinstance(message, Stop):
+                    return 0
+            if not is_open:
+                return 1
+            if self.rows:
+                self.step()
+
+    def submit(self, message: Submit) -> None:
+        capacity = self.script.num_kv_blocks * 128
+        needed = len(message.prompt_token_ids) + message.params.max_tokens
+        if needed > capacity:
+            text = f"prompt and output need {needed} KV slots; there are {capacity}"
+            self.connection.send(Rejected(request_id=message.request_id, message=text, param="max_tokens"))
+        else:
+            self.rows[message.request_id] = Row(message)
+
+    def step(self) -> None:
+        if self.script.die_after_steps is not None and self.steps >= self.script.die_after_steps:
+            self.die()
+        time.sleep(self.script.step_seconds)
+        outputs = tuple(row.step(self.script.tokens_per_step) for row in self.rows.values())
+        for output in outputs:
+            if output.finish is not None:
+                del self.rows[output.request_id]
+        self.steps += 1
+        self.connection.send(StepOutputs(rows=outputs, step_seconds=0.001, batched_tokens=len(outputs)))
+        self.heartbeat()
+
+    def heartbeat(self) -> None:
+        self.connection.send(
+            Heartbeat(
+                steps=self.steps,
+                running=len(self.rows),
+                waiting=0,
+                kv_blocks_used=len(self.rows),
+                kv_blocks_total=self.script.num_kv_blocks,
+                bucket="tokens=8",
+            )
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--script", required=True)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    arguments = parser.parse_args()
+    script = msgspec.json.decode(arguments.script.encode(), type=Script)
+    return ScriptedWorker(WorkerConnection.inherit(arguments.fd), script).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
