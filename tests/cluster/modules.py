@@ -60,6 +60,7 @@ CONTAINERD = (
 )
 RUNC = (Program("runc", "github.com/opencontainers/runc"),)
 COREDNS = (Program("coredns", "github.com/coredns/coredns"),)
+DEVICE_PLUGIN = (Program("deviceplugin", "hpu.dev/tests/cluster/go/deviceplugin"),)
 HELM = (Program("helm", "helm.sh/helm/v4/cmd/helm"),)
 
 _STRIP = ("-trimpath", "-ldflags", "-s -w")
@@ -68,6 +69,7 @@ containerd = Module("containerd", _GO / "containerd", (*_STRIP, "-tags", "no_btr
 # runc's seccomp needs libseccomp, so this one is built with a C compiler.
 runc = Module("runc", _GO / "runc", (*_STRIP, "-tags", "seccomp"), {"CGO_ENABLED": "1"})
 coredns = Module("coredns", _GO / "coredns", _STRIP, _STATIC)
+deviceplugin = Module("deviceplugin", _GO / "deviceplugin", _STRIP, _STATIC)
 helm = Module("helm", _GO / "helm", _STRIP, _STATIC)
 
 
@@ -87,7 +89,13 @@ def needed(*, nodes: bool, version: str = KUBERNETES_VERSION) -> list[tuple[Modu
     """The modules and programs of a cluster of this size."""
     if not nodes:
         return [(kubernetes(version), CONTROL_PLANE)]
-    return [(kubernetes(version), CONTROL_PLANE + NODE), (containerd, CONTAINERD), (runc, RUNC), (coredns, COREDNS)]
+    return [
+        (kubernetes(version), CONTROL_PLANE + NODE),
+        (containerd, CONTAINERD),
+        (runc, RUNC),
+        (coredns, COREDNS),
+        (deviceplugin, DEVICE_PLUGIN),
+    ]
 
 
 def _derive(version: str) -> Path:
