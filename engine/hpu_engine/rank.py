@@ -25,13 +25,13 @@ from hpu_engine.model.builder import build_transformer
 from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.model.weights.errors import WeightsError
-from hpu_engine.model.weights.name_table import expand
 from hpu_engine.planning.model import (
     ModelConfigError,
     ModelConfigErrorKind,
     ModelDescription,
     read_model_description,
 )
+from hpu_engine.planning.parameters import parameter_count
 
 DEFAULT_KV_CACHE_BYTES = 512 * 1024 * 1024
 PROCESS_RESERVE_BYTES = 256 * 1024 * 1024
@@ -132,7 +132,7 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         max_batched_tokens=limits.max_batched_tokens,
         architecture=description.architecture.value,
         dtype=str(dtype).removeprefix("torch."),
-        parameters=_num_parameters(description),
+        parameters=parameter_count(description),
     )
     return Rank(StepLoop(scheduler, runner), runner, device, loaded, config.max_num_seqs)
 
@@ -144,9 +144,7 @@ def _describe(directory: Path) -> ModelDescription:
         message = f"{error.key}: {error.reason}" if error.key else error.reason
         raise StartUpError(_REASONS[error.kind], message, path=error.path) from error
     unsupported = None
-    if description.moe is not None:
-        unsupported = f"{description.architecture.value} has experts, which this engine does not run yet"
-    elif description.quantization is not None:
+    if description.quantization is not None:
         unsupported = f"weights quantised with {description.quantization[:40]!r} are not supported"
     if unsupported:
         raise StartUpError(FailureReason.MODEL_UNSUPPORTED, unsupported, path=str(directory / "config.json"))
@@ -200,7 +198,7 @@ def _num_kv_blocks(config: EngineConfig, description: ModelDescription, dtype: t
 def _check_memory(
     description: ModelDescription, device: Device, dtype: torch.dtype, num_blocks: int, config: EngineConfig
 ) -> None:
-    weights = _num_parameters(description) * dtype.itemsize
+    weights = parameter_count(description) * dtype.itemsize
     cache = (num_blocks + 1) * kv_block_bytes(description, config.block_size, dtype)
     needed, available = weights + cache + PROCESS_RESERVE_BYTES, device.available_memory_bytes()
     if needed > available:
@@ -210,14 +208,3 @@ def _check_memory(
             f"{available} are available",
             path=config.model,
         )
-
-
-def _num_parameters(description: ModelDescription) -> int:
-    """Elements of all parameters, from the shapes alone."""
-    total = 0
-    for shape in expand(description).parameters.values():
-        count = 1
-        for length in shape:
-            count *= length
-        total += count
-    return total

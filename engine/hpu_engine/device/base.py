@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 
 Linear = Callable[[Tensor], Tensor]
 """[rows, in] to [rows, out], bias included."""
+
+ExpertKernel = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Hidden states [rows, hidden], indices of experts [rows, top_k] (-1: none here) and their weights, to float32 sums."""
 
 
 class UnsupportedOnDevice(Exception):
@@ -49,6 +52,10 @@ class Device(ABC):
     @abstractmethod
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The fastest kernel for `weight` [out, in], which it may keep, repack or drop."""
+
+    @abstractmethod
+    def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:
+        """One kernel for experts of one window, each a gate-and-up and a down linear of this device."""
 
     @abstractmethod
     def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:

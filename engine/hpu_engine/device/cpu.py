@@ -8,7 +8,7 @@ rounds less. Linears: plain or packed (oneDNN's own weight layout), whichever is
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.device.base import Device, Linear, UnsupportedOnDevice, WarmUpShape
+from hpu_engine.device.base import Device, ExpertKernel, Linear, UnsupportedOnDevice, WarmUpShape
+from hpu_engine.device.expert_kernels import sorted_kernel
 
 _MEASURED_ROWS = (1, 32)
 _MEASURE_REPEATS = 3
@@ -47,6 +48,9 @@ class CpuDevice(Device):
         if key not in self._packed_is_faster:
             self._packed_is_faster[key] = _is_faster(packed, plain, in_features, weight.dtype)
         return packed if self._packed_is_faster[key] else plain
+
+    def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:
+        return sorted_kernel(experts)
 
     def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:
         """A whole budget of prompt, prompt and decoding mixed, and decoding alone at a few widths."""

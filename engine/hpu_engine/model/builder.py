@@ -1,7 +1,8 @@
-"""Builds a transformer from a checkpoint directory: parameters stream in, each becomes a device linear on arrival."""
+"""Builds one worker's transformer from a checkpoint: parameters stream in, each becomes a device linear on arrival."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,13 +10,26 @@ import torch
 from torch import Tensor
 
 from hpu_engine.device.base import Device, Linear
+from hpu_engine.model.attention import AttentionShape
+from hpu_engine.model.moe.combiner import AllReduce, Combiner, ReduceScatter, SingleRank
+from hpu_engine.model.moe.dispatcher import Dispatcher, GatherDispatch, NoDispatch
+from hpu_engine.model.moe.experts import WindowExperts
+from hpu_engine.model.moe.layer import MoeLayer, SharedExperts
+from hpu_engine.model.moe.router import Router, RoutingRule
 from hpu_engine.model.rotary import RotaryTable
-from hpu_engine.model.transformer import DenseMlp, Layer, Transformer
+from hpu_engine.model.sharded import Embedding, gathered, reduced
+from hpu_engine.model.transformer import DenseMlp, Layer, Mlp, Transformer
 from hpu_engine.model.weights.loading import OnBytes, load_parameters
-from hpu_engine.model.weights.name_table import expand
+from hpu_engine.model.weights.name_table import NameTable, expand
+from hpu_engine.model.weights.placement import Placement
+from hpu_engine.parallel.collectives import ALONE, Groups
 from hpu_engine.planning.model import ModelDescription
 
 _BIAS = "_bias"
+_TABLES = ("embedding", "router")
+"""Matrices that are no linear of the device: one is looked up, one is multiplied in a type of its own."""
+_SUMMED = ("output", "down")
+"""Linears whose input is cut: their bias counts once, on the first rank."""
 
 
 @dataclass(slots=True)
@@ -24,16 +38,21 @@ class _Parameters:
 
     device: Device
     biased: frozenset[str]
+    drops_summed_bias: bool
     tensors: dict[str, Tensor] = field(default_factory=dict)
     linears: dict[str, Linear] = field(default_factory=dict)
 
     def take(self, name: str, value: Tensor) -> None:
-        owner = name.removesuffix(_BIAS)
         self.tensors[name] = value
-        is_plain = (value.dim() == 1 and not name.endswith(_BIAS)) or name == "embedding"
-        if is_plain or owner not in self.tensors or (owner in self.biased and owner + _BIAS not in self.tensors):
+        owner = name.removesuffix(_BIAS)
+        last = owner.rsplit(".", 1)[-1]
+        if last in _TABLES or (value.dim() == 1 and owner == name):
+            return
+        if owner not in self.tensors or (owner in self.biased and owner + _BIAS not in self.tensors):
             return
         weight, bias = self.tensors.pop(owner), self.tensors.pop(owner + _BIAS, None)
+        if self.drops_summed_bias and last in _SUMMED:
+            bias = None
         self.linears[owner] = self.device.linear(weight, bias)
 
 
@@ -45,39 +64,109 @@ def build_transformer(
     dtype: torch.dtype,
     max_len: int,
     on_bytes: OnBytes,
+    placement: Placement | None = None,
+    groups: Groups = ALONE,
 ) -> Transformer:
-    """Loads the checkpoint for sequences of up to `max_len` tokens. Raises WeightsError."""
-    table = expand(description)
+    """Loads this worker's part for sequences of up to `max_len` tokens. Raises WeightsError."""
+    place = placement or Placement()
+    table = expand(description, place)
+    arriving = load_parameters(directory, table, dtype, on_bytes)
+    return assemble(arriving, table, description, device, dtype=dtype, max_len=max_len, placement=place, groups=groups)
+
+
+def assemble(
+    arriving: Iterable[tuple[str, Tensor]],
+    table: NameTable,
+    description: ModelDescription,
+    device: Device,
+    *,
+    dtype: torch.dtype,
+    max_len: int,
+    placement: Placement,
+    groups: Groups,
+) -> Transformer:
+    """The transformer of one worker from its parameters, in whatever order they arrive."""
     biased = frozenset(name.removesuffix(_BIAS) for name in table.parameters if name.endswith(_BIAS))
-    parameters = _Parameters(device, biased)
-    for name, value in load_parameters(directory, table, dtype, on_bytes):
+    parameters = _Parameters(device, biased, drops_summed_bias=placement.tensor_rank > 0)
+    for name, value in arriving:
         parameters.take(name, value)
     embedding = parameters.tensors["embedding"]
     if description.tied_embeddings:
         parameters.linears["lm_head"] = device.linear(embedding, parameters.tensors.get("lm_head_bias"))
+    first_row, _ = placement.vocab_rows(description)
+    worker = _Worker(description, device, placement, groups, parameters)
+    heads, kv_heads, head_dim = placement.heads(description), placement.kv_heads(description), description.head_dim
     return Transformer(
         description=description,
+        attention_shape=AttentionShape(heads, kv_heads, head_dim, head_dim**-0.5),
         dtype=dtype,
-        embedding=_narrow(embedding, description),
-        layers=tuple(_layer(index, parameters) for index in range(description.layers)),
+        embedding=Embedding(_narrow(embedding, description), dtype, first_row, groups.tensor),
+        layers=tuple(worker.layer(index) for index in range(description.layers)),
         final_norm=parameters.tensors["final_norm"],
-        lm_head=parameters.linears["lm_head"],
+        lm_head=gathered(parameters.linears["lm_head"], groups.tensor),
         rotary=RotaryTable(description.rotary, description.head_dim, max_len, dtype),
     )
 
 
-def _layer(index: int, parameters: _Parameters) -> Layer:
-    prefix = f"layers.{index}."
-    tensors, linears = parameters.tensors, parameters.linears
-    return Layer(
-        attention_norm=tensors[prefix + "attention_norm"],
-        qkv=linears[prefix + "qkv"],
-        q_norm=tensors.get(prefix + "q_norm"),
-        k_norm=tensors.get(prefix + "k_norm"),
-        output=linears[prefix + "output"],
-        mlp_norm=tensors[prefix + "mlp_norm"],
-        mlp=DenseMlp(linears[prefix + "gate_up"], linears[prefix + "down"]),
-    )
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """Layers of one worker from its parameters."""
+
+    description: ModelDescription
+    device: Device
+    placement: Placement
+    groups: Groups
+    parameters: _Parameters
+
+    def layer(self, index: int) -> Layer:
+        prefix = f"layers.{index}."
+        tensors, linears = self.parameters.tensors, self.parameters.linears
+        return Layer(
+            attention_norm=tensors[prefix + "attention_norm"],
+            qkv=linears[prefix + "qkv"],
+            q_norm=tensors.get(prefix + "q_norm"),
+            k_norm=tensors.get(prefix + "k_norm"),
+            output=reduced(linears[prefix + "output"], self.groups.tensor),
+            mlp_norm=tensors[prefix + "mlp_norm"],
+            mlp=self._moe(prefix) if self.description.is_sparse(index) else self._dense(prefix),
+        )
+
+    def _dense(self, prefix: str) -> Mlp:
+        linears = self.parameters.linears
+        return DenseMlp(linears[prefix + "gate_up"], reduced(linears[prefix + "down"], self.groups.tensor))
+
+    def _moe(self, prefix: str) -> Mlp:
+        moe = self.description.moe
+        assert moe is not None
+        tensors = self.parameters.tensors
+        window = self.placement.experts(self.description)
+        linears = self.parameters.linears
+        names = [f"{prefix}experts.{expert}." for expert in range(window.first, window.last + 1)]
+        kernel = self.device.experts([(linears[name + "gate_up"], linears[name + "down"]) for name in names])
+        dispatcher, combiner = self._exchange()
+        return MoeLayer(
+            router=Router(RoutingRule.of(moe), tensors[prefix + "router"], tensors.get(prefix + "router_correction")),
+            dispatcher=dispatcher,
+            experts=WindowExperts(window, kernel),
+            combiner=combiner,
+            shared=self._shared(prefix) if moe.shared_experts else None,
+        )
+
+    def _exchange(self) -> tuple[Dispatcher, Combiner]:
+        """Ranks with tokens of their own gather and scatter; ranks with the same tokens only add up."""
+        if self.groups.data.size > 1:
+            return GatherDispatch(self.groups.data), ReduceScatter(self.groups.data, self.groups.tensor)
+        if self.groups.tensor.size > 1:
+            return NoDispatch(), AllReduce(self.groups.tensor)
+        return NoDispatch(), SingleRank()
+
+    def _shared(self, prefix: str) -> SharedExperts:
+        """Cut over the tensor ranks: where those alone are added up, its sum rides along with the routed one."""
+        linears = self.parameters.linears
+        gate_up, down = linears[prefix + "shared.gate_up"], linears[prefix + "shared.down"]
+        if self.groups.data.size > 1:
+            return SharedExperts(DenseMlp(gate_up, reduced(down, self.groups.tensor)), is_partial=False)
+        return SharedExperts(DenseMlp(gate_up, down), is_partial=self.groups.tensor.size > 1)
 
 
 def _narrow(embedding: Tensor, description: ModelDescription) -> Tensor:

@@ -60,11 +60,12 @@ class _StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """`embedding` [vocab, hidden] may be of a narrower type than `dtype`, in which everything is computed."""
+    """`attention_shape` is that of this rank's heads; everything is computed in `dtype`."""
 
     description: ModelDescription
+    attention_shape: AttentionShape
     dtype: torch.dtype
-    embedding: Tensor
+    embedding: Callable[[Tensor], Tensor]
     layers: Sequence[Layer]
     final_norm: Tensor
     lm_head: Linear
@@ -72,9 +73,9 @@ class Transformer:
 
     def hidden(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         """Runs the layers, writing the batch's keys and values; [tokens, hidden] before the final norm."""
-        x = F.embedding(batch.token_ids, self.embedding).to(self.dtype)
+        x = self.embedding(batch.token_ids)
         cos, sin = self.rotary.at(batch.positions)
-        attention = AttentionStep(self._attention_shape, batch, caches[0].block_size, self.dtype)
+        attention = AttentionStep(self.attention_shape, batch, caches[0].block_size, self.dtype)
         step = _StepInputs(attention, batch.slots, cos, sin)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = x + self._attention(layer, cache, x, step)
@@ -85,20 +86,17 @@ class Transformer:
         """[rows, hidden] of `hidden` to [rows, vocab] float32."""
         return self.lm_head(self._norm(hidden, self.final_norm)).float()
 
-    @property
-    def _attention_shape(self) -> AttentionShape:
-        d = self.description
-        return AttentionShape(d.heads, d.kv_heads, d.head_dim, d.head_dim**-0.5)
-
     def _attention(self, layer: Layer, cache: LayerCache, x: Tensor, step: _StepInputs) -> Tensor:
-        d = self.description
-        qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(x.shape[0], -1, d.head_dim)
-        qk, values = qkv[:, : d.heads + d.kv_heads], qkv[:, d.heads + d.kv_heads :]
+        shape = self.attention_shape
+        qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(x.shape[0], -1, shape.head_dim)
+        qk, values = qkv[:, : shape.heads + shape.kv_heads], qkv[:, shape.heads + shape.kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
-            qk = torch.cat((self._norm(qk[:, : d.heads], layer.q_norm), self._norm(qk[:, d.heads :], layer.k_norm)), 1)
+            qk = torch.cat(
+                (self._norm(qk[:, : shape.heads], layer.q_norm), self._norm(qk[:, shape.heads :], layer.k_norm)), 1
+            )
         qk = self.rotary.rotate(qk, step.cos, step.sin)
-        cache.write(step.slots, qk[:, d.heads :], values)
-        return layer.output(step.attention.attend(qk[:, : d.heads], cache))
+        cache.write(step.slots, qk[:, shape.heads :], values)
+        return layer.output(step.attention.attend(qk[:, : shape.heads], cache))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.description.rms_norm_eps)

@@ -1,90 +1,96 @@
-"""Streams a checkpoint into whole parameters, one at a time, so that no more than the open ones are held twice.
+"""Two drivers of one name table: a checkpoint streamed from its files, or tensors that are all in memory already.
 
-Names, shapes and types of the whole checkpoint are checked before the first byte is read: a bad one fails in the first
-second, not after minutes of loading.
+Both yield each parameter once, complete, as this worker holds it. Streaming holds no more than the parameters that are
+not complete yet and the one part that is being read; the caller may pack or move a parameter before the next one comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hpu_engine.contract import FailureReason
-from hpu_engine.model.weights.errors import WeightsError
-from hpu_engine.model.weights.name_table import NameTable, nearest
+from hpu_engine.model.weights.checking import check_names, check_stored
+from hpu_engine.model.weights.name_table import NameTable, StoredPart
+from hpu_engine.model.weights.reading import DTYPES, CheckpointReader
 from hpu_engine.model.weights.safetensors_files import StoredTensor, list_tensors
-
-LOADABLE = ("F32", "BF16", "F16")
 
 OnBytes = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
 
 
-def check_names(stored: dict[str, StoredTensor], table: NameTable, directory: Path) -> None:
-    """Every name of the table is stored with its shape, and nothing else is. Raises WeightsError."""
-    for name in table.parts:
-        if name not in stored:
-            raise WeightsError(
-                "missing" + _hint(name, set(stored) - set(table.parts)), path=str(directory), tensor=name
-            )
-    for name, tensor in stored.items():
-        if table.is_ignored(name):
-            continue
-        part = table.parts.get(name)
-        if part is None:
-            raise WeightsError(
-                "this model has no such tensor" + _hint(name, table.parts), path=str(tensor.file), tensor=name
-            )
-        if tensor.shape != part.shape:
-            raise WeightsError(
-                f"shape {list(tensor.shape)} is stored, {list(part.shape)} is needed",
-                path=str(tensor.file),
-                tensor=name,
-            )
-        if tensor.dtype not in LOADABLE:
-            raise WeightsError(
-                f"type {tensor.dtype} is not supported; supported are {', '.join(LOADABLE)}",
-                path=str(tensor.file),
-                tensor=name,
-                reason=FailureReason.MODEL_UNSUPPORTED,
-            )
-
-
 def load_parameters(
-    directory: Path, table: NameTable, dtype: torch.dtype, on_bytes: OnBytes
+    directory: Path, table: NameTable, dtype: torch.dtype, on_bytes: OnBytes, reader: CheckpointReader | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each parameter of the table, whole and as `dtype`, once all its parts were read. Raises WeightsError."""
+    """Stream the parameters of `table`, as `dtype` (wide ones as float32). Raises WeightsError."""
     stored = list_tensors(directory)
-    check_names(stored, table, directory)
-    wanted = [stored[name] for name in stored if name in table.parts]
-    total = sum(tensor.num_bytes for tensor in wanted)
+    check_stored(stored, table, directory)
+    wanted = [(tensor, part) for tensor in stored.values() if (part := _here(tensor.name, table)) is not None]
+    total = sum(_held_bytes(tensor, part) for tensor, part in wanted)
     done = 0
     on_bytes(0, total)
     open_parameters = _OpenParameters(table, dtype)
-    for tensor, values in _read(wanted):
-        complete = open_parameters.fill(tensor.name, values)
-        if complete is not None:
-            yield complete
-        done += tensor.num_bytes
-        on_bytes(done, total)
+    with reader or CheckpointReader() as source:
+        for tensor, part in wanted:
+            complete = open_parameters.fill(part, _Stored(source, tensor, part))
+            done += _held_bytes(tensor, part)
+            on_bytes(done, total)
+            if complete is not None:
+                yield complete
 
 
-def _read(wanted: list[StoredTensor]) -> Iterator[tuple[StoredTensor, Tensor]]:
-    by_file: dict[Path, list[StoredTensor]] = {}
-    for tensor in wanted:
-        by_file.setdefault(tensor.file, []).append(tensor)
-    for file, tensors in by_file.items():
-        try:
-            with safe_open(file, framework="pt") as reader:
-                for tensor in tensors:
-                    yield tensor, reader.get_tensor(tensor.name)
-        except (SafetensorError, OSError) as error:
-            raise WeightsError(f"cannot be read: {error}", path=str(file)) from error
+def take_parameters(
+    tensors: Mapping[str, Tensor], table: NameTable, dtype: torch.dtype, source: Path
+) -> Iterator[tuple[str, Tensor]]:
+    """The same parameters out of whole tensors in memory; `source` names them in errors. Raises WeightsError."""
+    check_names(tensors, table, source)
+    open_parameters = _OpenParameters(table, dtype)
+    for name, tensor in tensors.items():
+        part = _here(name, table)
+        if part is not None:
+            complete = open_parameters.fill(part, _InMemory(tensor, part))
+            if complete is not None:
+                yield complete
+
+
+def _here(name: str, table: NameTable) -> StoredPart | None:
+    part = table.parts.get(name)
+    return part if part is not None and part.region is not None else None
+
+
+def _held_bytes(tensor: StoredTensor, part: StoredPart) -> int:
+    return prod(part.held_shape) * DTYPES[tensor.dtype].itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    reader: CheckpointReader
+    tensor: StoredTensor
+    part: StoredPart
+
+    def copy_to(self, target: Tensor) -> None:
+        """Straight into place where the types agree, else by way of one part in its own type."""
+        assert self.part.region is not None
+        own = DTYPES[self.tensor.dtype]
+        values = target if own == target.dtype else torch.empty(target.shape, dtype=own)
+        self.reader.read(self.tensor, self.part.region, values)
+        if values is not target:
+            target.copy_(values)
+
+
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    tensor: Tensor
+    part: StoredPart
+
+    def copy_to(self, target: Tensor) -> None:
+        assert self.part.region is not None
+        held = self.tensor[tuple(slice(start, stop) for start, stop in self.part.region)]
+        target.copy_(held.reshape(target.shape))
 
 
 @dataclass(slots=True)
@@ -100,24 +106,18 @@ class _OpenParameters:
         self._table = table
         self._dtype = dtype
         self._open: dict[str, _Open] = {}
-        self._num_parts: dict[str, int] = {}
-        for part in table.parts.values():
-            self._num_parts[part.parameter] = self._num_parts.get(part.parameter, 0) + 1
 
-    def fill(self, name: str, values: Tensor) -> tuple[str, Tensor] | None:
-        part = self._table.parts[name]
+    def fill(self, part: StoredPart, source: _Stored | _InMemory) -> tuple[str, Tensor] | None:
+        """The part's parameter, if this was the last part of it."""
         parameter = self._open.get(part.parameter)
         if parameter is None:
-            whole = torch.empty(self._table.parameters[part.parameter], dtype=self._dtype)
-            parameter = self._open[part.parameter] = _Open(whole, self._num_parts[part.parameter])
-        parameter.values[part.row : part.row + part.shape[0]].copy_(values)
+            wanted = self._table.parameters[part.parameter]
+            whole = torch.empty(wanted.shape, dtype=torch.float32 if wanted.wide else self._dtype)
+            parameter = self._open[part.parameter] = _Open(whole, wanted.parts)
+        rows = prod(part.held_shape) // max(prod(parameter.values.shape[1:]), 1)
+        source.copy_to(parameter.values[part.row : part.row + rows])
         parameter.missing -= 1
         if parameter.missing:
             return None
         del self._open[part.parameter]
         return part.parameter, parameter.values
-
-
-def _hint(name: str, candidates: Iterable[str]) -> str:
-    close = nearest(name, candidates)
-    return f"; the nearest name is {close}" if close else ""

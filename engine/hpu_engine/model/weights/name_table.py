@@ -1,139 +1,194 @@
 """Which tensor of a checkpoint is which part of which parameter: one declarative table, expanded by a description.
 
 A parameter is what the model computes with; it may be several checkpoint tensors stacked along their first axis (q, k
-and v; gate and up). Each `Entry` is one checkpoint pattern, the parameter it lands in, and its shape. The order of the
-entries of one parameter is the order of its rows. A checkpoint must have every name of the expanded table, and no
-other.
+and v; gate and up). Shapes, cuts and types come from planning's table of tensors, so that what is planned is what is
+loaded; a `Name` here adds where a tensor goes and what else a family calls it. The order of planning's rows is the
+order of a parameter's rows. A checkpoint must have every name of the expanded table, and no other.
 """
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 
-from hpu_engine.planning.model import ModelDescription
+from hpu_engine.model.weights.placement import Placement, Region
+from hpu_engine.planning.model import Architecture, ModelDescription
+from hpu_engine.planning.parameters import Cut, Part, TensorRow, tensor_table
 
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """`{layer}` in `pattern` and `parameter` is each layer that `present` admits; None stands for "no layer"."""
+class Transform(StrEnum):
+    """What is done to a stored tensor on its way into a parameter."""
 
-    pattern: str
+    NONE = "as stored"
+    FLATTEN = "one axis"
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """`tensor` is planning's name and, where `stored` has none for the family, the checkpoint's as well."""
+
+    tensor: str
     parameter: str
-    shape: Callable[[ModelDescription], Shape]
-    present: Callable[[ModelDescription, int | None], bool] = lambda _description, _layer: True
+    transform: Transform = Transform.NONE
+    stored: Mapping[Architecture, str] = field(default_factory=dict)
 
-    @property
-    def per_layer(self) -> bool:
-        return "{layer}" in self.pattern
+    def pattern(self, model: ModelDescription) -> str:
+        return self.stored.get(model.architecture, self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Where one checkpoint tensor goes: rows `row : row + shape[0]` of `parameter`."""
+class StoredPart:
+    """Where one checkpoint tensor goes: `region` of it into rows `row :` of `parameter`; None: another worker's."""
 
     parameter: str
     row: int
     shape: Shape
+    region: Region | None
+    transform: Transform
+    cut: Cut
+    expert: int | None
+
+    @property
+    def held_shape(self) -> Shape:
+        """Of what is read, as stored."""
+        assert self.region is not None
+        return tuple(stop - start for start, stop in self.region)
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """`shape` as held by this worker; `wide`: float32 whatever the model's type; `parts`: how many tensors fill it."""
+
+    shape: Shape
+    wide: bool
+    parts: int
 
 
 @dataclass(frozen=True, slots=True)
 class NameTable:
-    """`parts` by checkpoint name, `parameters` with their whole shapes, `ignored` patterns."""
+    """`parts` by checkpoint name, of the whole model; `parameters` of this worker; `ignored` patterns."""
 
-    parts: dict[str, Part]
-    parameters: dict[str, Shape]
+    parts: dict[str, StoredPart]
+    parameters: dict[str, Parameter]
     ignored: tuple[str, ...]
 
     def is_ignored(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignored)
 
 
-def _q(d: ModelDescription) -> Shape:
-    return (d.heads * d.head_dim, d.hidden)
+_L = "model.layers.{layer}."
+_MIXTRAL = "model.layers.{layer}.block_sparse_moe."
 
 
-def _kv(d: ModelDescription) -> Shape:
-    return (d.kv_heads * d.head_dim, d.hidden)
+def _linear(tensor: str, parameter: str) -> tuple[Name, Name]:
+    return Name(f"{tensor}.weight", parameter), Name(f"{tensor}.bias", f"{parameter}_bias")
 
 
-def _attention_bias(d: ModelDescription, _layer: int | None) -> bool:
-    return d.attention_bias
-
-
-def _dense(d: ModelDescription, layer: int | None) -> bool:
-    return layer is not None and not d.is_sparse(layer)
-
-
-def _dense_bias(d: ModelDescription, layer: int | None) -> bool:
-    return d.mlp_bias and _dense(d, layer)
-
-
-def _qk_norm(d: ModelDescription, _layer: int | None) -> bool:
-    return d.qk_norm
-
-
-_LAYER = "model.layers.{layer}."
-
-DECODER_ENTRIES: tuple[Entry, ...] = (
-    Entry("model.embed_tokens.weight", "embedding", lambda d: (d.vocab, d.hidden)),
-    Entry(_LAYER + "input_layernorm.weight", "layers.{layer}.attention_norm", lambda d: (d.hidden,)),
-    Entry(_LAYER + "self_attn.q_proj.weight", "layers.{layer}.qkv", _q),
-    Entry(_LAYER + "self_attn.k_proj.weight", "layers.{layer}.qkv", _kv),
-    Entry(_LAYER + "self_attn.v_proj.weight", "layers.{layer}.qkv", _kv),
-    Entry(_LAYER + "self_attn.q_proj.bias", "layers.{layer}.qkv_bias", lambda d: _q(d)[:1], _attention_bias),
-    Entry(_LAYER + "self_attn.k_proj.bias", "layers.{layer}.qkv_bias", lambda d: _kv(d)[:1], _attention_bias),
-    Entry(_LAYER + "self_attn.v_proj.bias", "layers.{layer}.qkv_bias", lambda d: _kv(d)[:1], _attention_bias),
-    Entry(_LAYER + "self_attn.q_norm.weight", "layers.{layer}.q_norm", lambda d: (d.head_dim,), _qk_norm),
-    Entry(_LAYER + "self_attn.k_norm.weight", "layers.{layer}.k_norm", lambda d: (d.head_dim,), _qk_norm),
-    Entry(_LAYER + "self_attn.o_proj.weight", "layers.{layer}.output", lambda d: _q(d)[::-1]),
-    Entry(
-        _LAYER + "self_attn.o_proj.bias",
-        "layers.{layer}.output_bias",
-        lambda d: (d.hidden,),
-        lambda d, _layer: d.attention_output_bias,
+NAMES: tuple[Name, ...] = (
+    Name("model.embed_tokens.weight", "embedding"),
+    Name(_L + "input_layernorm.weight", "layers.{layer}.attention_norm"),
+    *_linear(_L + "self_attn.q_proj", "layers.{layer}.qkv"),
+    *_linear(_L + "self_attn.k_proj", "layers.{layer}.qkv"),
+    *_linear(_L + "self_attn.v_proj", "layers.{layer}.qkv"),
+    *_linear(_L + "self_attn.o_proj", "layers.{layer}.output"),
+    Name(_L + "self_attn.q_norm.weight", "layers.{layer}.q_norm"),
+    Name(_L + "self_attn.k_norm.weight", "layers.{layer}.k_norm"),
+    Name(_L + "post_attention_layernorm.weight", "layers.{layer}.mlp_norm"),
+    *_linear(_L + "mlp.gate_proj", "layers.{layer}.gate_up"),
+    *_linear(_L + "mlp.up_proj", "layers.{layer}.gate_up"),
+    *_linear(_L + "mlp.down_proj", "layers.{layer}.down"),
+    Name(
+        _L + "mlp.gate.weight",
+        "layers.{layer}.router",
+        stored={Architecture.MIXTRAL: _MIXTRAL + "gate.weight"},
     ),
-    Entry(_LAYER + "post_attention_layernorm.weight", "layers.{layer}.mlp_norm", lambda d: (d.hidden,)),
-    Entry(_LAYER + "mlp.gate_proj.weight", "layers.{layer}.gate_up", lambda d: (d.intermediate, d.hidden), _dense),
-    Entry(_LAYER + "mlp.up_proj.weight", "layers.{layer}.gate_up", lambda d: (d.intermediate, d.hidden), _dense),
-    Entry(_LAYER + "mlp.down_proj.weight", "layers.{layer}.down", lambda d: (d.hidden, d.intermediate), _dense),
-    Entry(_LAYER + "mlp.gate_proj.bias", "layers.{layer}.gate_up_bias", lambda d: (d.intermediate,), _dense_bias),
-    Entry(_LAYER + "mlp.up_proj.bias", "layers.{layer}.gate_up_bias", lambda d: (d.intermediate,), _dense_bias),
-    Entry(_LAYER + "mlp.down_proj.bias", "layers.{layer}.down_bias", lambda d: (d.hidden,), _dense_bias),
-    Entry("model.norm.weight", "final_norm", lambda d: (d.hidden,)),
-    Entry("lm_head.weight", "lm_head", lambda d: (d.vocab, d.hidden), lambda d, _layer: not d.tied_embeddings),
-    Entry("lm_head.bias", "lm_head_bias", lambda d: (d.vocab,), lambda d, _layer: d.lm_head_bias),
+    Name(
+        _L + "mlp.moe_statics.e_score_correction_bias",
+        "layers.{layer}.router_correction",
+        transform=Transform.FLATTEN,
+    ),
+    Name(
+        _L + "mlp.experts.{expert}.gate_proj.weight",
+        "layers.{layer}.experts.{expert}.gate_up",
+        stored={Architecture.MIXTRAL: _MIXTRAL + "experts.{expert}.w1.weight"},
+    ),
+    Name(
+        _L + "mlp.experts.{expert}.up_proj.weight",
+        "layers.{layer}.experts.{expert}.gate_up",
+        stored={Architecture.MIXTRAL: _MIXTRAL + "experts.{expert}.w3.weight"},
+    ),
+    Name(
+        _L + "mlp.experts.{expert}.down_proj.weight",
+        "layers.{layer}.experts.{expert}.down",
+        stored={Architecture.MIXTRAL: _MIXTRAL + "experts.{expert}.w2.weight"},
+    ),
+    *_linear(_L + "mlp.shared_experts.gate_proj", "layers.{layer}.shared.gate_up"),
+    *_linear(_L + "mlp.shared_experts.up_proj", "layers.{layer}.shared.gate_up"),
+    *_linear(_L + "mlp.shared_experts.down_proj", "layers.{layer}.shared.down"),
+    Name("model.norm.weight", "final_norm"),
+    *_linear("lm_head", "lm_head"),
 )
-"""The parts every supported decoder shares."""
+"""Every tensor of every family."""
 
 IGNORED = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
 """Buffers that old checkpoints carry and that follow from the configuration."""
 
-
-def expand(description: ModelDescription, entries: Iterable[Entry] = DECODER_ENTRIES) -> NameTable:
-    """The table of one model. A tied checkpoint may repeat its embedding as the output matrix; that copy is ignored."""
-    parts: dict[str, Part] = {}
-    parameters: dict[str, Shape] = {}
-    for name, parameter, shape in _names(description, entries):
-        so_far = parameters.get(parameter)
-        row = so_far[0] if so_far else 0
-        assert so_far is None or so_far[1:] == shape[1:], f"{parameter} is stacked from unequal widths"
-        parts[name] = Part(parameter, row, shape)
-        parameters[parameter] = (row + shape[0], *shape[1:])
-    ignored = (*IGNORED, "lm_head.weight") if description.tied_embeddings else IGNORED
-    return NameTable(parts, parameters, ignored)
+IGNORED_BY_FAMILY: Mapping[Architecture, tuple[str, ...]] = {Architecture.ERNIE_MOE: ("model.mtp_*",)}
+"""Layers that predict several tokens ahead; transformers leaves them out as well."""
 
 
-def _names(d: ModelDescription, entries: Iterable[Entry]) -> Iterator[tuple[str, str, Shape]]:
-    for entry in entries:
-        layers: Iterable[int | None] = range(d.layers) if entry.per_layer else (None,)
-        for layer in layers:
-            if entry.present(d, layer):
-                yield entry.pattern.format(layer=layer), entry.parameter.format(layer=layer), entry.shape(d)
+def expand(model: ModelDescription, placement: Placement | None = None) -> NameTable:
+    """The table of one model on one worker. A tied checkpoint may repeat its embedding as the output matrix; that copy
+    is ignored. Raises PlanError where the experts cannot be given out evenly.
+    """
+    place = placement or Placement()
+    names = {name.tensor: name for name in NAMES}
+    parts: dict[str, StoredPart] = {}
+    parameters: dict[str, Parameter] = {}
+    for row in tensor_table(model):
+        name = names[row.name]
+        for layer, expert in _instances(model, row):
+            parameter = name.parameter.format(layer=layer, expert=expert)
+            region = place.region(model, row, expert)
+            so_far = parameters.get(parameter)
+            stored = name.pattern(model).format(layer=layer, expert=expert)
+            first = so_far.shape[0] if so_far and region else 0
+            parts[stored] = StoredPart(parameter, first, row.shape, region, name.transform, row.cut, expert)
+            if region is not None:
+                parameters[parameter] = _grown(so_far, parts[stored], row)
+    ignored = IGNORED + IGNORED_BY_FAMILY.get(model.architecture, ())
+    return NameTable(parts, parameters, (*ignored, "lm_head.weight") if model.tied_embeddings else ignored)
+
+
+def _grown(parameter: Parameter | None, part: StoredPart, row: TensorRow) -> Parameter:
+    shape = part.held_shape if part.transform is Transform.NONE else (row.elements // row.copies,)
+    if parameter is None:
+        return Parameter(shape, row.wide, 1)
+    assert parameter.shape[1:] == shape[1:], f"{part.parameter} is stacked from unequal widths"
+    return Parameter((parameter.shape[0] + shape[0], *shape[1:]), row.wide, parameter.parts + 1)
+
+
+def _instances(model: ModelDescription, row: TensorRow) -> Iterator[tuple[int | None, int | None]]:
+    """(layer, expert) of every tensor of a row; None where the name has none."""
+    if "{layer}" not in row.name:
+        yield None, None
+        return
+    for layer in range(model.layers):
+        sparse = model.is_sparse(layer)
+        if row.part is Part.DENSE_MLP and sparse:
+            continue
+        if row.part in (Part.ROUTER, Part.EXPERTS, Part.SHARED_EXPERTS) and not sparse:
+            continue
+        if row.routed:
+            assert model.moe is not None
+            yield from ((layer, expert) for expert in range(model.moe.experts))
+        else:
+            yield layer, None
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

@@ -27,13 +27,14 @@ PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a checkpoint. `dtype` is the format's own name (`BF16`)."""
+    """One tensor of a checkpoint. `dtype` is the format's own name (`BF16`); its bytes begin at `offset` of `file`."""
 
     name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
     num_bytes: int
+    offset: int
 
 
 def list_tensors(directory: Path) -> dict[str, StoredTensor]:
@@ -105,13 +106,34 @@ def _read_header(file: Path) -> Iterator[StoredTensor]:
                 f"truncated or not safetensors: {size} bytes, a header of {length} is announced", path=str(file)
             )
         try:
-            header: dict[str, Any] = json.loads(stream.read(length))
+            header = dict(json.loads(stream.read(length), object_pairs_hook=_no_key_twice))
             header.pop("__metadata__", None)
             spans = [_Span.parse(name, entry) for name, entry in header.items()]
+        except _KeyTwice as error:
+            raise WeightsError("stored twice in one file", path=str(file), tensor=str(error)) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise WeightsError(f"not safetensors: its header does not parse ({error!r})", path=str(file)) from None
-    for span in sorted(spans, key=lambda span: span.begin):
-        yield span.checked(file, size - 8 - length)
+    taken = 0
+    for span in sorted(spans, key=lambda span: (span.begin, span.end)):
+        if span.begin < taken:
+            message = f"its bytes from {span.begin} on belong to another tensor up to {taken}"
+            raise WeightsError(message, path=str(file), tensor=span.name)
+        taken = span.end
+        yield span.checked(file, 8 + length, size - 8 - length)
+
+
+class _KeyTwice(Exception):
+    pass
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON itself would keep the last one in silence."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _KeyTwice(key)
+        found[key] = value
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +151,7 @@ class _Span:
         begin, end = entry["data_offsets"]
         return cls(name, str(entry["dtype"]), tuple(int(length) for length in entry["shape"]), int(begin), int(end))
 
-    def checked(self, file: Path, data_bytes: int) -> StoredTensor:
+    def checked(self, file: Path, data_start: int, data_bytes: int) -> StoredTensor:
         """The claim, once it agrees with itself and with the length of the file. Raises WeightsError."""
         if not 0 <= self.begin <= self.end or self.end > data_bytes:
             message = f"truncated: the tensor ends at byte {self.end} of the data, the file holds {data_bytes}"
@@ -139,4 +161,4 @@ class _Span:
         if item is not None and math.prod(self.shape) * item != stored:
             message = f"shape {list(self.shape)} of {self.dtype} needs other than the {stored} bytes stored"
             raise WeightsError(message, path=str(file), tensor=self.name)
-        return StoredTensor(self.name, file, self.dtype, self.shape, stored)
+        return StoredTensor(self.name, file, self.dtype, self.shape, stored, data_start + self.begin)

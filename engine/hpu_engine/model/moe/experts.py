@@ -1,0 +1,71 @@
+"""The experts of one rank: a window of all experts, applied to the rows that chose one of them.
+
+The kernel is the device's. Rows are processed in pieces of `chunk_tokens`, which bounds the memory of the intermediate
+activations whatever the batch. The result is this rank's partial sum; rows that chose no expert of the window are 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hpu_engine.device.base import ExpertKernel
+from hpu_engine.model.moe.dispatcher import Dispatched
+from hpu_engine.model.moe.window import ExpertWindow
+
+DEFAULT_CHUNK_TOKENS = 1024
+
+
+class Experts(Protocol):
+    def prepare(self, x: Tensor) -> Tensor:
+        """Before the dispatch, row by row."""
+
+    def __call__(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor:
+        """Partial sums [rows, hidden] as `dtype`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowExperts:
+    """Experts on activations as they are."""
+
+    window: ExpertWindow
+    kernel: ExpertKernel
+    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+
+    def prepare(self, x: Tensor) -> Tensor:
+        return x
+
+    def __call__(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor:
+        hidden, routing = dispatched.hidden, dispatched.routing
+        local = routing.ids - self.window.first
+        # Out of the window is -1 for the kernel, whoever holds the expert.
+        local = local.masked_fill((local < 0) | (local >= self.window.size), -1)
+        pieces = [
+            self.kernel(hidden[start:stop], local[start:stop], routing.weights[start:stop])
+            for start in range(0, hidden.shape[0], self.chunk_tokens)
+            for stop in [start + self.chunk_tokens]
+        ]
+        return torch.cat(pieces).to(dtype) if pieces else hidden.new_zeros(hidden.shape, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedInputExperts:
+    """The same experts behind activations that travel as float8 with one static scale: value = float8 * scale.
+
+    `largest` is what the card's float8 holds (240 on Gaudi 2, 448 on Gaudi 3).
+    """
+
+    inner: WindowExperts
+    scale: float
+    largest: float
+
+    def prepare(self, x: Tensor) -> Tensor:
+        scaled = (x.float() / self.scale).clamp(-self.largest, self.largest)
+        return scaled.to(torch.float8_e4m3fn)
+
+    def __call__(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor:
+        wide = (dispatched.hidden.float() * self.scale).to(dtype)
+        return self.inner(Dispatched(wide, dispatched.routing), dtype)
