@@ -73,7 +73,7 @@ async def scripted(server: ScriptedServer) -> AsyncIterator[ScriptedServer]:
     app = web.Application()
     app.router.add_get("/v1/models", server.models)
     app.router.add_post("/v1/completions", server.completions)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -1,7 +1,7 @@
 """Tensor parallelism applied from outside: the model computes with its cut of the weights, these put results together.
 
 Output rows cut (q, k, v, gate, up): nothing to do, a rank has the columns that its next matrix wants. Input columns cut
-(o, down): partial sums, added up over ranks. Vocabulary cut: a token has its embedding on one rank, logits are gathered.
+(o, down): partial sums, added up over ranks. Vocabulary cut: a rank embeds its own tokens, and logits are gathered.
 """
 
 from __future__ import annotations

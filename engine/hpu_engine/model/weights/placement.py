@@ -69,7 +69,7 @@ class Placement:
                 return (self._kv_rows(model), *whole[1:])
 
     def _kv_rows(self, model: ModelDescription) -> tuple[int, int]:
-        """Rows of the KV heads that this rank's query heads attend to; several ranks hold the same one when heads are few."""
+        """Rows of the KV heads that this rank's query heads attend to; with few heads several ranks hold the same."""
         first = self.tensor_rank * model.kv_heads // self.layout.tensor
         return first * model.head_dim, (first + self.kv_heads(model)) * model.head_dim
 
