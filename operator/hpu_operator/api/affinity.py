@@ -13,61 +13,87 @@ Weight = Annotated[int, Field(ge=1, le=100)]
 
 
 class NodeRequirement(ApiModel):
-    key: Key
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]
-    values: tuple[LabelValue, ...] | None = Field(default=None, max_length=64)
+    key: Key = Field(description="Label of the node.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = Field(
+        description="How key and values relate."
+    )
+    values: tuple[LabelValue, ...] | None = Field(
+        default=None, max_length=64, description="Values to compare with; none for Exists and DoesNotExist."
+    )
 
 
 class NodeSelectorTerm(ApiModel):
-    match_expressions: tuple[NodeRequirement, ...] | None = Field(default=None, max_length=16)
-    match_fields: tuple[NodeRequirement, ...] | None = Field(default=None, max_length=16)
+    match_expressions: tuple[NodeRequirement, ...] | None = Field(
+        default=None, max_length=16, description="Requirements on labels; all must hold."
+    )
+    match_fields: tuple[NodeRequirement, ...] | None = Field(
+        default=None, max_length=16, description="Requirements on fields, such as metadata.name; all must hold."
+    )
 
 
 class NodeSelector(ApiModel):
-    node_selector_terms: tuple[NodeSelectorTerm, ...] = Field(max_length=16)
+    node_selector_terms: tuple[NodeSelectorTerm, ...] = Field(
+        max_length=16, description="Terms of which one must hold."
+    )
 
 
 class PreferredNodes(ApiModel):
-    weight: Weight
-    preference: NodeSelectorTerm
+    weight: Weight = Field(description="How much it counts, 1 to 100.")
+    preference: NodeSelectorTerm = Field(description="The nodes that are preferred.")
 
 
 class NodeAffinity(ApiModel):
-    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = Field(
+        default=None, description="Nodes a pod may run on."
+    )
     preferred_during_scheduling_ignored_during_execution: tuple[PreferredNodes, ...] | None = Field(
-        default=None, max_length=16
+        default=None, max_length=16, description="Nodes a pod should rather run on."
     )
 
 
 class LabelRequirement(ApiModel):
-    key: Key
-    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    values: tuple[LabelValue, ...] | None = Field(default=None, max_length=64)
+    key: Key = Field(description="Label of the pod.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="How key and values relate.")
+    values: tuple[LabelValue, ...] | None = Field(
+        default=None, max_length=64, description="Values to compare with; none for Exists and DoesNotExist."
+    )
 
 
 class LabelSelector(ApiModel):
-    match_labels: dict[str, LabelValue] | None = Field(default=None, max_length=32)
-    match_expressions: tuple[LabelRequirement, ...] | None = Field(default=None, max_length=16)
+    match_labels: dict[str, LabelValue] | None = Field(
+        default=None, max_length=32, description="Labels and their values; all must match."
+    )
+    match_expressions: tuple[LabelRequirement, ...] | None = Field(
+        default=None, max_length=16, description="Requirements on labels; all must hold."
+    )
 
 
 class PodTerm(ApiModel):
-    label_selector: LabelSelector | None = None
-    topology_key: Key
-    namespaces: tuple[Name, ...] | None = Field(default=None, max_length=16)
-    namespace_selector: LabelSelector | None = None
-    match_label_keys: tuple[Key, ...] | None = Field(default=None, max_length=16)
-    mismatch_label_keys: tuple[Key, ...] | None = Field(default=None, max_length=16)
+    label_selector: LabelSelector | None = Field(default=None, description="Which pods.")
+    topology_key: Key = Field(description="Node label that says what is near, such as kubernetes.io/hostname.")
+    namespaces: tuple[Name, ...] | None = Field(
+        default=None, max_length=16, description="Namespaces of those pods. Absent: this one."
+    )
+    namespace_selector: LabelSelector | None = Field(default=None, description="Namespaces of those pods, by label.")
+    match_label_keys: tuple[Key, ...] | None = Field(
+        default=None, max_length=16, description="Labels in which those pods equal this one."
+    )
+    mismatch_label_keys: tuple[Key, ...] | None = Field(
+        default=None, max_length=16, description="Labels in which those pods differ from this one."
+    )
 
 
 class PreferredPods(ApiModel):
-    weight: Weight
-    pod_affinity_term: PodTerm
+    weight: Weight = Field(description="How much it counts, 1 to 100.")
+    pod_affinity_term: PodTerm = Field(description="The pods that are preferred.")
 
 
 class PodAffinity(ApiModel):
-    required_during_scheduling_ignored_during_execution: tuple[PodTerm, ...] | None = Field(default=None, max_length=16)
+    required_during_scheduling_ignored_during_execution: tuple[PodTerm, ...] | None = Field(
+        default=None, max_length=16, description="Terms that must hold."
+    )
     preferred_during_scheduling_ignored_during_execution: tuple[PreferredPods, ...] | None = Field(
-        default=None, max_length=16
+        default=None, max_length=16, description="Terms that should rather hold."
     )
 
 

@@ -171,12 +171,18 @@ class Spec(ApiModel):
 class Condition(ApiModel):
     """One fact about the object. Types: Accepted, Progressing, WarmedUp, Available, Ready."""
 
-    type: Annotated[str, Field(min_length=1, max_length=64)]
-    status: Literal["True", "False", "Unknown"]
+    type: Annotated[str, Field(min_length=1, max_length=64)] = Field(
+        description="Accepted, Available, Progressing, Ready or WarmedUp."
+    )
+    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
     observed_generation: int = Field(ge=0, description="Generation of the spec this is about.")
-    last_transition_time: Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
-    reason: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z0-9]*$")]
-    message: Annotated[str, Field(max_length=2048)]
+    last_transition_time: Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})] = Field(
+        description="When status last changed."
+    )
+    reason: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z][A-Za-z0-9]*$")] = Field(
+        description="One word of the reason catalogue."
+    )
+    message: Annotated[str, Field(max_length=2048)] = Field(description="What it means here, for people.")
 
 
 class Status(ApiModel):

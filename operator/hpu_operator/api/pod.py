@@ -79,9 +79,9 @@ class VolumeMount(ApiModel):
 
 
 class KeyToPath(ApiModel):
-    key: Name
-    path: FilePath
-    mode: int | None = Field(default=None, ge=0, le=0o777)
+    key: Name = Field(description="Key of the object.")
+    path: FilePath = Field(description="File it becomes, below the mount.")
+    mode: int | None = Field(default=None, ge=0, le=0o777, description="Permission bits of the file.")
 
 
 class ClaimVolume(ApiModel):
@@ -95,41 +95,49 @@ class EmptyDirVolume(ApiModel):
 
 
 class ConfigMapVolume(ApiModel):
-    name: Name
-    items: tuple[KeyToPath, ...] | None = Field(default=None, max_length=64)
-    optional: bool | None = None
-    default_mode: int | None = Field(default=None, ge=0, le=0o777)
+    name: Name = Field(description="Name of a ConfigMap in the same namespace.")
+    items: tuple[KeyToPath, ...] | None = Field(default=None, max_length=64, description="Which keys. Absent: all.")
+    optional: bool | None = Field(default=None, description="Start without it when it does not exist.")
+    default_mode: int | None = Field(default=None, ge=0, le=0o777, description="Permission bits of the files.")
 
 
 class SecretVolume(ApiModel):
-    secret_name: Name
-    items: tuple[KeyToPath, ...] | None = Field(default=None, max_length=64)
-    optional: bool | None = None
-    default_mode: int | None = Field(default=None, ge=0, le=0o777)
+    secret_name: Name = Field(description="Name of a Secret in the same namespace.")
+    items: tuple[KeyToPath, ...] | None = Field(default=None, max_length=64, description="Which keys. Absent: all.")
+    optional: bool | None = Field(default=None, description="Start without it when it does not exist.")
+    default_mode: int | None = Field(default=None, ge=0, le=0o777, description="Permission bits of the files.")
 
 
 class HostPathVolume(ApiModel):
-    path: FilePath
-    type: Annotated[str, Field(max_length=32)] | None = None
+    path: FilePath = Field(description="Path on the node.")
+    type: Annotated[str, Field(max_length=32)] | None = Field(
+        default=None, description="What must be there, such as Directory."
+    )
 
 
 class NfsVolume(ApiModel):
-    server: Name
-    path: FilePath
-    read_only: bool | None = None
+    server: Name = Field(description="Host name or address of the server.")
+    path: FilePath = Field(description="Exported path.")
+    read_only: bool | None = Field(default=None, description="Mount it read-only.")
 
 
 class CsiVolume(ApiModel):
-    driver: Name
-    read_only: bool | None = None
-    fs_type: Annotated[str, Field(max_length=64)] | None = None
-    volume_attributes: dict[str, Text] | None = Field(default=None, max_length=64)
-    node_publish_secret_ref: LocalReference | None = None
+    driver: Name = Field(description="Name of the CSI driver.")
+    read_only: bool | None = Field(default=None, description="Mount it read-only.")
+    fs_type: Annotated[str, Field(max_length=64)] | None = Field(default=None, description="File system.")
+    volume_attributes: dict[str, Text] | None = Field(
+        default=None, max_length=64, description="Settings of the driver."
+    )
+    node_publish_secret_ref: LocalReference | None = Field(
+        default=None, description="Secret the node gives the driver."
+    )
 
 
 class ImageVolume(ApiModel):
     reference: Text = Field(description="An OCI artifact to mount read-only.")
-    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        default=None, description="When the node fetches it."
+    )
 
 
 _SOURCES = ("persistentVolumeClaim", "emptyDir", "configMap", "secret", "hostPath", "nfs", "csi", "image")
@@ -164,11 +172,19 @@ class Volume(ApiModel):
 
 
 class Toleration(ApiModel):
-    key: Annotated[str, Field(max_length=316)] | None = None
-    operator: Literal["Exists", "Equal", "Lt", "Gt"] | None = None
-    value: Annotated[str, Field(max_length=63)] | None = None
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    toleration_seconds: int | None = None
+    key: Annotated[str, Field(max_length=316)] | None = Field(
+        default=None, description="Taint to tolerate. Absent, with Exists: every taint."
+    )
+    operator: Literal["Exists", "Equal", "Lt", "Gt"] | None = Field(
+        default=None, description="How key and value relate."
+    )
+    value: Annotated[str, Field(max_length=63)] | None = Field(default=None, description="Value of the taint.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="Effect to tolerate. Absent: every effect."
+    )
+    toleration_seconds: int | None = Field(
+        default=None, description="For how long NoExecute is tolerated. Absent: for ever."
+    )
 
 
 class Resources(ApiModel):

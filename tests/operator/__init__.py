@@ -1,0 +1,1 @@
+"""Tests of the operator's pure parts: no cluster, no network."""

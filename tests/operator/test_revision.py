@@ -1,0 +1,148 @@
+"""What is in a revision, and what never restarts a pod: the schema is walked, so a new field cannot be forgotten."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hpu_operator.api.crd import structural_schema
+from hpu_operator.api.inference import Spec
+from hpu_operator.domain import desired, names
+from hpu_operator.domain.revision import (
+    MAX_RECORDS,
+    NEVER_RESTARTS,
+    Record,
+    expired,
+    next_number,
+    read_record,
+    record_from_stateful_set,
+    record_manifest,
+    revision_of,
+)
+from tests.operator.objects import OWNER, spec
+
+Path = tuple[str | int, ...]
+
+
+def leaves(node: dict[str, Any], path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every place where a user can write a value."""
+    if node.get("x-kubernetes-int-or-string") or node.get("type") in ("string", "integer", "boolean"):
+        yield path, node
+    elif node.get("type") == "array":
+        yield from leaves(node["items"], (*path, 0))
+    elif "additionalProperties" in node:
+        yield from leaves(node["additionalProperties"], (*path, "key"))
+    else:
+        for name, child in node.get("properties", {}).items():
+            yield from leaves(child, (*path, name))
+
+
+def two_values(node: dict[str, Any]) -> tuple[Any, Any]:
+    if node.get("x-kubernetes-int-or-string"):
+        return "1", "2"
+    if values := node.get("enum"):
+        return (values[0], values[-1])
+    if node["type"] == "boolean":
+        return False, True
+    if node["type"] == "integer":
+        low = node.get("minimum", 0)
+        return low + 1, low + 2
+    if "pvc" in node.get("description", ""):
+        return "pvc://a/b", "pvc://a/c"
+    return "a", "b"
+
+
+def minimal(node: dict[str, Any]) -> Any:
+    """The smallest valid value of a node: its required fields."""
+    if node.get("type") == "object":
+        return {name: minimal(node["properties"][name]) for name in node.get("required", [])}
+    return [minimal(node["items"])] if node.get("type") == "array" else two_values(node)[0]
+
+
+def written(path: Path, value: Any) -> dict[str, Any]:
+    """A minimal spec with `value` at `path`, and everything that is required on the way."""
+    root: dict[str, Any] = {"model": {"uri": "pvc://models/x"}}
+    node, place = structural_schema(Spec), root
+    for part, following in zip(path, (*path[1:], None), strict=True):
+        child = node["items"] if part == 0 else node.get("properties", {}).get(part, node.get("additionalProperties"))
+        if following is None:
+            place[part] = value  # type: ignore[index]
+            return root
+        present = place[0] if part == 0 else place.get(str(part))  # type: ignore[call-overload, index]
+        if present is None:
+            present = [minimal(child["items"])] if child.get("type") == "array" else minimal(child)
+            place[part] = present  # type: ignore[index]
+        node, place = child, present
+    return root
+
+
+ALL = list(leaves(structural_schema(Spec), ()))
+# An enum of one value cannot change.
+CHANGEABLE = [(path, node) for path, node in ALL if len(node.get("enum", [1, 2])) > 1]
+
+
+def test_the_walk_reaches_the_whole_schema() -> None:
+    dotted = {".".join(str(part) for part in path) for path, _ in ALL}
+    assert {"model.uri", "replicas", "drainSeconds", "pod.env.0.valueFrom.secretKeyRef.key"} <= dotted
+    assert len(ALL) > 100
+
+
+@pytest.mark.parametrize(
+    ("path", "node"), CHANGEABLE, ids=lambda item: ".".join(map(str, item)) if isinstance(item, tuple) else ""
+)
+def test_every_field_is_in_the_revision_or_never_restarts(path: Path, node: dict[str, Any]) -> None:
+    one, other = (revision_of(Spec.model_validate(written(path, value))) for value in two_values(node))
+    if path[0] in NEVER_RESTARTS:
+        assert one == other
+    else:
+        assert one != other
+
+
+def test_never_restarts_names_fields_that_exist() -> None:
+    assert {path[0] for path, _ in ALL} >= NEVER_RESTARTS
+
+
+def test_a_default_written_out_is_the_same_revision() -> None:
+    assert revision_of(spec()) == revision_of(spec(engine={"blockSize": 128}, drainSeconds=60))
+
+
+def test_another_spelling_of_an_amount_is_the_same_revision() -> None:
+    def memory(amount: str) -> Spec:
+        volumes = [{"name": "v", "emptyDir": {"sizeLimit": amount}}]
+        return spec(pod={"resources": {"limits": {"memory": amount}}, "volumes": volumes})
+
+    assert revision_of(memory("2048Mi")) == revision_of(memory("2Gi"))
+    assert revision_of(memory("2Gi")) != revision_of(memory("3Gi"))
+
+
+def test_the_operators_default_image_is_not_in_the_revision_but_in_the_record() -> None:
+    one = desired.render_record(OWNER, spec(), "r", 1, "engine:1")
+    other = desired.render_record(OWNER, spec(), "r", 1, "engine:2")
+    assert (one.image, other.image) == ("engine:1", "engine:2")
+
+
+def test_a_record_survives_the_api_server() -> None:
+    record = desired.render_record(OWNER, spec(), revision_of(spec()), 3, "engine:1")
+    assert read_record(record_manifest(OWNER, record)) == record
+
+
+def test_the_stateful_set_controllers_own_records_are_not_ours() -> None:
+    data = {"spec": {"template": {"spec": {}}}}
+    assert read_record({"metadata": {"labels": {names.REVISION_LABEL: "r"}}, "data": data}) is None
+
+
+def test_a_lost_record_is_what_its_group_runs() -> None:
+    revision = revision_of(spec())
+    record = desired.render_record(OWNER, spec(), revision, 1, "engine:old")
+    live = copy.deepcopy(desired.stateful_set(OWNER, names.GroupId(2, revision, 1), record))
+    assert record_from_stateful_set(live, 1) == record
+
+
+def test_records_nobody_needs_expire_oldest_first() -> None:
+    records = [Record(f"r{number}", number, 1, {}) for number in range(1, MAX_RECORDS + 5)]
+    gone = [record.revision for record in expired(records, {"r1"})]
+    assert gone == ["r2", "r3", "r4"]
+    assert next_number(records) == MAX_RECORDS + 5
