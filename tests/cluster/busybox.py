@@ -20,8 +20,8 @@ _PT_INTERP = 3
 IMAGE = "hpu.local/busybox:1"
 
 
-def archive() -> bytes:
-    """The image as an archive. MissingRequirement without a static busybox."""
+def archive(name: str = IMAGE) -> bytes:
+    """The image as an archive, to be imported under a name. MissingRequirement without a static busybox."""
     program = shutil.which("busybox")
     if program is None or not is_static(Path(program).read_bytes()):
         raise MissingRequirement("no statically linked busybox on PATH", "as root: make system-packages")
@@ -42,7 +42,7 @@ def archive() -> bytes:
         "config": {"Env": ["PATH=/bin"], "Entrypoint": ["/bin/sleep", "2147483647"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
-    manifest = [{"Config": "config.json", "RepoTags": [IMAGE], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
     return _tar(
         {
             "manifest.json": json.dumps(manifest).encode(),

@@ -7,6 +7,7 @@ plane's namespaces on their usual ports; `Site` is the whole difference.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from tests.cluster.processes import Supervisor
 from tests.cluster.state import Cluster
 
 COMPONENTS = ("etcd", "apiserver", "controllers", "scheduler")
+
+# etcd reserves its log in files of 64 MB: with less than that left, a disk counts as full.
+_FULL_BYTES = 64 * 1024 * 1024
 
 # Metadata of every request: enough to say who wrote what, cheap enough for thousands of writes.
 AUDIT_POLICY = {
@@ -227,8 +231,10 @@ def failure(supervisor: Supervisor, name: str) -> ComponentFailed:
         return ComponentFailed(
             f"{name} ended: another program took its port\n{tail}", "run up again: it chooses other ports each time"
         )
-    if "no space left on device" in tail:
+    # The log itself may have found no room to say so.
+    if "no space left on device" in tail or shutil.disk_usage(supervisor.folder).free < _FULL_BYTES:
         return ComponentFailed(
-            f"{name} ended: the disk is full\n{tail}", "free some room, or point HPU_CLUSTERS at another disk"
+            f"{name} ended: the disk of {supervisor.folder} is full\n{tail}",
+            "free some room, or point HPU_CLUSTERS at another disk",
         )
     return ComponentFailed(f"{name} ended\n{tail}", f"the whole log: {supervisor.log(name)}")

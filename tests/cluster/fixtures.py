@@ -13,8 +13,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.cluster import launcher, state
+from tests.cluster.fleet import Fleet
 from tests.cluster.handle import ControlPlane
 from tests.cluster.proxy import ApiLatency
+
+# What each node of the two-node cluster offers, until the device plugin is there.
+CARDS_PER_NODE = 0
 
 
 def _up(kind: str, nodes: int, cards: int = 0) -> state.Cluster:
@@ -29,6 +33,18 @@ def control_plane() -> Iterator[ControlPlane]:
     cluster = _up("tests", nodes=0)
     try:
         yield ControlPlane(cluster)
+    finally:
+        launcher.down(cluster.name)
+
+
+@pytest.fixture(scope="session")
+def two_node_cluster() -> Iterator[Fleet]:
+    """Two real nodes with containerd, CNI, kube-proxy and DNS. Needs root."""
+    if os.geteuid() != 0:
+        pytest.skip("nodes need root: namespaces, mounts and cgroups")
+    cluster = _up("fleet", nodes=2, cards=CARDS_PER_NODE)
+    try:
+        yield Fleet(cluster)
     finally:
         launcher.down(cluster.name)
 

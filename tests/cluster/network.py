@@ -99,6 +99,8 @@ def build_bridge(control_plane: Room) -> None:
 def connect(control_plane: Room, node: Room, index: int, count: int) -> None:
     """Join a node to the bridge, and route every other node's pods to it. `count` nodes will exist."""
     port = port_of(index)
+    # A node that boots again: the kernel may not have removed its old cable yet.
+    control_plane.run(["sh", "-c", f"ip link del {port} 2>/dev/null || true"])
     # Made inside the control plane's namespace with the other end in the node's: the host never sees either.
     subprocess.run(
         [
@@ -107,12 +109,8 @@ def connect(control_plane: Room, node: Room, index: int, count: int) -> None:
         ],
         check=True,
     )
-    control_plane.run(
-        [
-            *("sh", "-ec"),
-            f"ip link set {port} master br0 up; ip route add {pod_subnet(index)} via {node_address(index)}",
-        ]
-    )
+    route = f"ip route replace {pod_subnet(index)} via {node_address(index)}"
+    control_plane.run(["sh", "-ec", f"ip link set {port} master br0 up; {route}"])
     others = "; ".join(
         f"ip route add {pod_subnet(other)} via {node_address(other)}" for other in range(count) if other != index
     )

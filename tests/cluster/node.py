@@ -90,14 +90,20 @@ def open_node(cluster: Cluster, index: int, supervisor: Supervisor, control_plan
     root = cgroups.create(cluster.uid, node.name)
     _configure(node, root)
     node.start("containerd", [f"{BIN}/containerd", "--config", f"{ETC}/containerd.toml"])
-    wait_for(
-        f"{node.name}: containerd's CRI",
-        lambda: _containerd_serves(node),
-        timeout_seconds=60,
-        check=lambda: check_alive(supervisor, [node.component("containerd")]),
-    )
+    wait_until_runtime_serves(node)
     import_image(node, busybox.archive())
     return node
+
+
+def wait_until_runtime_serves(node: Node, timeout_seconds: float = 60.0) -> float:
+    """Wait until containerd answers for its CRI plugin; seconds it took."""
+    argv = [*node.room.enter, f"{BIN}/ctr", "--connect-timeout", "1s", "plugins", "ls", "id==cri"]
+    return wait_for(
+        f"{node.name}: containerd",
+        lambda: subprocess.run(argv, capture_output=True, check=False, timeout=20).returncode == 0,
+        timeout_seconds=timeout_seconds,
+        check=lambda: check_alive(node.supervisor, [node.component("containerd")]),
+    )
 
 
 def join(node: Node) -> None:
@@ -152,11 +158,6 @@ def import_image(node: Node, image: bytes | Path) -> None:
             f"{node.name}: ctr images import: {output.decode(errors='replace').strip()[-600:]}",
             f"is it an image archive? containerd's log: {node.supervisor.log(node.component('containerd'))}",
         )
-
-
-def _containerd_serves(node: Node) -> bool:
-    argv = [*node.room.enter, f"{BIN}/ctr", "--connect-timeout", "1s", "plugins", "ls", "id==cri"]
-    return subprocess.run(argv, capture_output=True, check=False, timeout=20).returncode == 0
 
 
 def _furnish(node: Node) -> None:

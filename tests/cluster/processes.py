@@ -74,6 +74,15 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def parent(pid: int) -> Process | None:
+    """The parent of a process, or None when either has gone."""
+    try:
+        found = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+    return identify(found)
+
+
 def spawn(argv: Sequence[str], *, folder: Path, log: Path, env: Mapping[str, str] | None = None) -> Process:
     """Start a detached process in a session of its own, marked as belonging to `folder`."""
     environment = {**os.environ, **(env or {}), MARK: str(folder)}
@@ -187,8 +196,16 @@ def _only_child(parent: Process, timeout_seconds: float = 5.0) -> Process:
 
 def marked(folder: Path) -> list[Process]:
     """Every process of this folder that this user may see, except the caller and its ancestors."""
+    return _with_environment(f"\0{MARK}={folder}\0".encode())
+
+
+def marked_below(root: Path) -> list[Process]:
+    """The same for every state folder below `root`, also one that has gone."""
+    return _with_environment(f"\0{MARK}={root}/".encode())
+
+
+def _with_environment(needle: bytes) -> list[Process]:
     spared = _ancestry()
-    needle = f"{MARK}={folder}\0".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) in spared:
@@ -197,19 +214,17 @@ def marked(folder: Path) -> list[Process]:
             environment = (entry / "environ").read_bytes()
         except OSError:
             continue
-        if needle in environment + b"\0" and (process := identify(int(entry.name))) and process.alive():
+        if needle in b"\0" + environment + b"\0" and (process := identify(int(entry.name))) and process.alive():
             found.append(process)
     return found
 
 
 def _ancestry() -> set[int]:
-    pid, spared = os.getpid(), set()
-    while pid > 0 and pid not in spared:
-        spared.add(pid)
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            break
+    spared = {os.getpid()}
+    above = parent(os.getpid())
+    while above is not None and above.pid not in spared:
+        spared.add(above.pid)
+        above = parent(above.pid)
     return spared
 
 

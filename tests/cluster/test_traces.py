@@ -1,0 +1,131 @@
+"""Before `up` and after `down` the machine is the same, however the cluster came to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import traces
+from tests.cluster.api import wait_for
+from tests.cluster.processes import MARK, Supervisor
+
+REPOSITORY = Path(__file__).parents[2]
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="nodes need root")
+
+
+@pytest.fixture
+def clusters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of state folders for one test. Short: it holds unix sockets."""
+    folder = Path(f"/tmp/hpu-traces-{os.getpid()}-{time.monotonic_ns() % 10**6}")
+    monkeypatch.setenv("HPU_CLUSTERS", str(folder))
+    yield folder
+    run("down", "--all")
+    assert not folder.exists()
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.cluster", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+
+
+def popen(*arguments: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "tests.cluster", *arguments]
+    return subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@needs_root
+def test_cluster_with_a_node_leaves_no_trace(clusters: Path) -> None:
+    before = traces.take(clusters)
+    done = run("up", "--nodes", "1", "--name", "t")
+    assert done.returncode == 0, done.stderr
+    during = traces.take(clusters)
+    # It does run, and even now nothing of it is in the host's network, mounts and settings.
+    assert len(during.processes) >= 10
+    assert (during.network, during.mounts, during.settings) == (before.network, before.mounts, before.settings)
+    spaces = traces.namespaces(traces.members(clusters))
+    assert len(spaces) >= 6
+    start = time.monotonic()
+    assert run("down", "--name", "t").returncode == 0
+    assert time.monotonic() - start < 30
+    assert traces.take(clusters) == before
+    assert traces.held(spaces) == {}
+
+
+def test_control_plane_leaves_no_trace(clusters: Path) -> None:
+    before = traces.take(clusters)
+    assert run("up", "--control-plane", "--name", "t").returncode == 0
+    assert len(traces.take(clusters).processes) == 4
+    assert run("down", "--name", "t").returncode == 0
+    assert traces.take(clusters) == before
+
+
+@needs_root
+@pytest.mark.parametrize("started", ["control-plane", "etcd", "node-0", "node-0-containerd", "node-0-kubelet"])
+def test_launcher_killed_half_way_leaves_no_trace_after_down(clusters: Path, started: str) -> None:
+    before = traces.take(clusters)
+    launcher = popen("up", "--nodes", "1", "--name", "t")
+    mark = clusters / "t" / "run" / f"{started}.json"
+    wait_for(f"{started} to start", mark.exists, timeout_seconds=90, interval_seconds=0.01)
+    launcher.kill()
+    launcher.wait()
+    assert traces.members(clusters)
+    assert run("down", "--name", "t").returncode == 0
+    assert traces.take(clusters) == before
+
+
+@needs_root
+def test_killed_processes_leave_no_trace_after_down(clusters: Path) -> None:
+    before = traces.take(clusters)
+    assert run("up", "--nodes", "1", "--name", "t").returncode == 0
+    spaces = traces.namespaces(traces.members(clusters))
+    supervisor = Supervisor(clusters / "t")
+    for name in ("node-0-containerd", "relay", "node-0-kubelet", "control-plane"):
+        supervisor.kill(name)
+    status = run("status")
+    assert status.returncode == 1
+    assert "node-0-kubelet" in status.stdout
+    assert run("down", "--name", "t").returncode == 0
+    assert traces.take(clusters) == before
+    assert traces.held(spaces) == {}
+
+
+def test_what_a_killed_launcher_left_is_removed_by_the_next_up(clusters: Path) -> None:
+    launcher = popen("up", "--control-plane", "--name", "t")
+    wait_for("etcd", (clusters / "t/run/etcd.json").exists, timeout_seconds=90, interval_seconds=0.01)
+    launcher.kill()
+    launcher.wait()
+    left = {process.pid for process in traces.members(clusters)}
+    assert left
+    done = run("up", "--control-plane", "--name", "t")
+    assert done.returncode == 0, done.stderr
+    assert "removing what a killed run left" in done.stderr
+    assert not left & {process.pid for process in traces.members(clusters)}
+
+
+def test_interrupted_up_removes_what_it_made(clusters: Path) -> None:
+    launcher = popen("up", "--control-plane", "--name", "t")
+    wait_for("etcd", (clusters / "t/run/etcd.json").exists, timeout_seconds=90, interval_seconds=0.01)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(timeout=30) != 0
+    assert traces.members(clusters) == []
+    assert not clusters.exists()
+
+
+def test_traces_see_a_process_that_belongs_to_a_cluster(clusters: Path) -> None:
+    """The comparison above can fail: a process with the mark of a state folder is a difference."""
+    before = traces.take(clusters)
+    stray = subprocess.Popen(["sleep", "60"], env={**os.environ, MARK: str(clusters / "gone")})
+    try:
+        wait_for("the stray process", lambda: traces.take(clusters) != before, timeout_seconds=5)
+    finally:
+        stray.kill()
+        stray.wait()
+    assert traces.take(clusters) == before

@@ -1,0 +1,114 @@
+"""What a cluster could leave on a machine, as it is now: to compare before `up`, while it runs, and after `down`.
+
+Links, routes, rules, firewall, mounts and cgroups are compared whole. Processes and namespaces of a shared machine come
+and go for other reasons, so those are only the ones that belong to a state folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.cluster import cgroups, processes
+
+_NAMESPACES = ("net", "mnt", "pid")
+# Settings of the whole machine that a kubelet or kube-proxy would change.
+_SETTINGS = (
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "net/ipv4/ip_forward",
+    "net/netfilter/nf_conntrack_max",
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+)
+
+
+@dataclass(frozen=True)
+class HostNetwork:
+    """The host's own network namespace."""
+
+    links: str
+    addresses: str
+    routes: str
+    rules: str
+    firewall: str
+    named_namespaces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Traces:
+    """All of it; equal before and after."""
+
+    network: HostNetwork
+    mounts: tuple[str, ...]
+    settings: tuple[tuple[str, str], ...]
+    cgroups: tuple[str, ...]
+    processes: tuple[int, ...]
+    files: tuple[str, ...]
+
+
+def take(clusters: Path) -> Traces:
+    """The traces now. `clusters` is the folder of the state folders (HPU_CLUSTERS)."""
+    return Traces(
+        network=_network(),
+        mounts=tuple(sorted(Path("/proc/mounts").read_text().splitlines())),
+        settings=tuple((name, path.read_text()) for name in _SETTINGS if (path := Path("/proc/sys", name)).exists()),
+        cgroups=tuple(str(path) for root in cgroups.hierarchies() for path in sorted(root.glob("hpu-*"))),
+        processes=tuple(sorted(process.pid for process in members(clusters))),
+        files=tuple(str(path) for path in sorted(clusters.glob("*"))),
+    )
+
+
+def members(clusters: Path) -> list[processes.Process]:
+    """Every process of every cluster below a folder: marked ones, and whatever lives in their PID namespaces."""
+    own = _namespace(os.getpid(), "pid")
+    marked = processes.marked_below(clusters)
+    rooms = {_namespace(process.pid, "pid") for process in marked} - {own, None}
+    inside = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    found = {process.pid: process for process in marked}
+    for pid in inside:
+        if _namespace(pid, "pid") in rooms and (process := processes.identify(pid)):
+            found[pid] = process
+    return list(found.values())
+
+
+def namespaces(of: list[processes.Process]) -> set[str]:
+    """The namespaces of these processes that are not the host's."""
+    host = {_namespace(os.getpid(), kind) for kind in _NAMESPACES}
+    return {name for process in of for kind in _NAMESPACES if (name := _namespace(process.pid, kind))} - host
+
+
+def held(wanted: set[str]) -> dict[int, str]:
+    """Which processes of the whole machine are in one of these namespaces."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            for kind in _NAMESPACES:
+                if (name := _namespace(int(entry.name), kind)) in wanted and name is not None:
+                    found[int(entry.name)] = name
+    return found
+
+
+def _namespace(pid: int, kind: str) -> str | None:
+    try:
+        return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
+    except OSError:
+        return None
+
+
+def _network() -> HostNetwork:
+    return HostNetwork(
+        links=_output("ip", "-o", "link"),
+        addresses=_output("ip", "-o", "address"),
+        routes=_output("ip", "route", "show", "table", "all"),
+        rules=_output("ip", "rule"),
+        firewall=_output("nft", "list", "ruleset"),
+        named_namespaces=tuple(sorted(str(path) for path in Path("/run/netns").glob("*"))),
+    )
+
+
+def _output(*argv: str) -> str:
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
