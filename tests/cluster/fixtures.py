@@ -17,8 +17,8 @@ from tests.cluster.fleet import Fleet
 from tests.cluster.handle import ControlPlane
 from tests.cluster.proxy import ApiLatency
 
-# What each node of the two-node cluster offers, until the device plugin is there.
-CARDS_PER_NODE = 0
+# What each node of the two-node cluster offers, as on a real board.
+CARDS_PER_NODE = 8
 
 
 def _up(kind: str, nodes: int, cards: int = 0) -> state.Cluster:

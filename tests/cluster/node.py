@@ -87,6 +87,7 @@ def open_node(cluster: Cluster, index: int, supervisor: Supervisor, control_plan
     network.open_room(supervisor, node.name)
     network.connect(control_plane, node.room, index, cluster.nodes)
     _furnish(node)
+    _place_images(node)
     root = cgroups.create(cluster.uid, node.name)
     _configure(node, root)
     node.start("containerd", [f"{BIN}/containerd", "--config", f"{ETC}/containerd.toml"])
@@ -179,6 +180,14 @@ def _furnish(node: Node) -> None:
         substitute.write_text(value)
         lines.append(f"mount --bind run/hpu/sys/{substitute.name} /proc/sys/{setting}")
     node.room.run(["sh", "-ec", "\n".join(lines)])
+
+
+def _place_images(node: Node) -> None:
+    """Let a new node begin with the project's images, if they have been built and unpacked."""
+    from tests.images import nodes as images
+
+    if _snapshotter(node) == "overlayfs":
+        images.place(node.folder)
 
 
 def _configure(node: Node, cgroup_root: str) -> None:
