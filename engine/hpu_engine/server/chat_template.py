@@ -1,7 +1,7 @@
 """A conversation to the prompt text its model was trained on: the checkpoint's own template, in jinja2's sandbox.
 
-The template comes with the weights, so it may neither reach Python nor run for ever: the sandbox gives it immutable
-values, bounded ranges and no attributes that begin with an underscore.
+The template comes with the weights, from somewhere: the sandbox gives it immutable values, bounded ranges and no
+attributes that begin with an underscore, so that it can write a prompt and nothing else.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from hpu_engine.core.messages import Heartbeat, StepOutputs
@@ -33,6 +33,7 @@ class Metrics:
     """All series of one server, in a registry of its own."""
 
     def __init__(self, model_name: str) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, which nobody reads
         self.registry = CollectorRegistry()
         self._model_name = model_name
         r = self.registry

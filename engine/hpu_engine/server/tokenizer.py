@@ -33,10 +33,11 @@ class Tokenizer:
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         if len(text) <= INLINE_CHARS:
-            return self._encode(text, add_special_tokens)
-        return await asyncio.to_thread(self._encode, text, add_special_tokens)
+            return self.encode_now(text, add_special_tokens=add_special_tokens)
+        return await asyncio.to_thread(self.encode_now, text, add_special_tokens=add_special_tokens)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    def encode_now(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """For callers without an event loop."""
         return tuple(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decoder(self, *, skip_special_tokens: bool) -> Decode:

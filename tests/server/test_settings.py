@@ -1,0 +1,150 @@
+"""Where a setting comes from, which one wins, and what is said about a wrong one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpu_engine.contract import FailureReason, TerminationMessage
+from hpu_engine.settings import ServeSettings, SettingsError, load_settings
+
+FLAGS = [
+    *("--model", "--device", "--host", "--port", "--control-port", "--served-model-name", "--dtype", "--max-model-len"),
+    *("--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--kv-cache-memory", "--num-kv-blocks"),
+    *("--lame-duck-seconds", "--drain-seconds", "--termination-log"),
+    *("--tensor-parallel-size", "--data-parallel-size", "--expert-parallel-size"),
+]
+"""What users and the operator write: none of these may be renamed."""
+
+
+def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: /file\nmax-num-seqs: 3\nport: 3\nblock_size: 3\n")
+    monkeypatch.setenv("HPU_ENGINE_PORT", "2")
+    monkeypatch.setenv("HPU_ENGINE_MAX_NUM_SEQS", "2")
+    settings = load_settings({"max_num_seqs": "1", "model": None}, file)
+    assert (settings.max_num_seqs, settings.port, settings.block_size, settings.control_port) == (1, 2, 3, 8001)
+    assert settings.model == Path("/file")
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        ({}, "--model is required"),
+        ({"model": "m", "port": "70000"}, "--port: "),
+        ({"model": "m", "port": "abc"}, "it was 'abc'"),
+        ({"model": "m", "dtype": "int3"}, "'auto', 'bfloat16' or 'float32'"),
+        ({"model": "m", "device": "abacus"}, "--device: "),
+        ({"model": "m", "max_num_seqs": "0"}, "--max-num-seqs: "),
+        ({"model": "m", "drain_seconds": "nan"}, "--drain-seconds: "),
+        ({"model": "m", "lame_duck_seconds": "-1"}, "--lame-duck-seconds: "),
+        ({"model": "m", "num_kv_blocks": "0"}, "--num-kv-blocks: "),
+    ],
+)
+def test_a_wrong_setting_is_named_by_its_flag(flags: dict[str, str], what: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        load_settings(flags)
+    assert what in str(raised.value)
+
+
+@pytest.mark.parametrize("size", ["tensor", "data", "expert"])
+def test_a_parallel_size_other_than_one_is_refused_in_a_sentence(size: str) -> None:
+    with pytest.raises(SettingsError, match=f"--{size}-parallel-size: this engine runs one worker per pod for now"):
+        load_settings({"model": "m", f"{size}_parallel_size": "2"})
+
+
+def test_a_wrong_variable_and_an_unknown_key_say_where_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPU_ENGINE_PORT", "x")
+    with pytest.raises(SettingsError, match="--port from HPU_ENGINE_PORT"):
+        load_settings({"model": "m"})
+    monkeypatch.delenv("HPU_ENGINE_PORT")
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: m\nprot: 9\n")
+    with pytest.raises(SettingsError, match=r"`prot` in .*settings.yaml is no setting"):
+        load_settings({}, file)
+    file.write_text("- a list\n")
+    with pytest.raises(SettingsError, match="mapping of settings"):
+        load_settings({}, file)
+    with pytest.raises(SettingsError, match="cannot be read as YAML"):
+        load_settings({}, tmp_path / "missing.yaml")
+
+
+def test_workers_get_the_settings_that_concern_them() -> None:
+    config = load_settings({"model": "/m", "kv_cache_memory": "1000", "num_kv_blocks": "7", "dtype": "float32"})
+    sent = config.engine_config()
+    assert (sent.model, sent.kv_cache_memory_bytes, sent.num_kv_blocks, sent.dtype) == ("/m", 1000, 7, "float32")
+
+
+def run_command(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hpu_engine.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={"COLUMNS": "200", "PATH": ""})
+
+
+def test_help_lists_every_setting() -> None:
+    shown = run_command("serve", "--help").stdout
+    for flag in [*FLAGS, *("--" + name.replace("_", "-") for name in ServeSettings.model_fields)]:
+        assert f"{flag} " in shown, flag
+
+
+def test_a_usage_error_exits_2_in_words_with_a_termination_message(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    ended = run_command("serve", "--model", "m", "--max-num-seqs", "many", "--termination-log", str(log))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: --max-num-seqs: ")
+    told = TerminationMessage.parse(log.read_text())
+    assert told is not None
+    assert told.reason is FailureReason.USAGE
+    assert run_command("serve", "--no-such-flag").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason", "what"),
+    [
+        ("no directory", FailureReason.MODEL_NOT_FOUND, "no such directory"),
+        ("no config", FailureReason.MODEL_NOT_FOUND, "config.json"),
+        ("bad config", FailureReason.MODEL_BROKEN, "not JSON"),
+        ("architecture", FailureReason.MODEL_UNSUPPORTED, "GPT2LMHeadModel"),
+        ("no tokenizer", FailureReason.MODEL_BROKEN, "no tokenizer.json"),
+        ("bad tokenizer", FailureReason.MODEL_BROKEN, "tokenizer.json"),
+        ("bad template", FailureReason.MODEL_BROKEN, "chat template"),
+    ],
+)
+def test_what_the_server_reads_of_a_checkpoint_is_checked_and_named(
+    shell: Path, tmp_path: Path, break_it: str, reason: FailureReason, what: str
+) -> None:
+    from hpu_engine.server.model_files import load_model
+    from hpu_engine.server.termination import Failed
+
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in shell.iterdir():
+        (model / file.name).write_bytes(file.read_bytes())
+    config = json.loads((model / "config.json").read_text())
+    match break_it:
+        case "no directory":
+            model = tmp_path / "elsewhere"
+        case "no config":
+            (model / "config.json").unlink()
+        case "bad config":
+            (model / "config.json").write_text("{")
+        case "architecture":
+            (model / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2LMHeadModel"]}))
+        case "no tokenizer":
+            (model / "tokenizer.json").unlink()
+        case "bad tokenizer":
+            (model / "tokenizer.json").write_text("{}")
+        case "bad template":
+            (model / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(Failed) as raised:
+        load_model(model)
+    assert raised.value.evidence.reason is reason
+    assert what in raised.value.evidence.message
+    assert raised.value.evidence.path is not None
