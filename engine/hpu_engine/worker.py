@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from hpu_engine.contract import EXIT_CODES, ExitCode, FailureReason, Phase
 from hpu_engine.core.messages import Abort, Configure, Fatal, Progress, Ready, StepOutputs, Stop, Submit
 from hpu_engine.core.wire import WireError, WorkerConnection
+from hpu_engine.threads import apply_thread_policy
 
 if TYPE_CHECKING:
     from hpu_engine.core.loop import StepLoop
@@ -72,7 +73,8 @@ class _Worker:
         # The server decides when a worker ends; a Ctrl-C at the terminal reaches it first.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._connection.send(Progress(phase=Phase.STARTING))
-        apply_thread_policy()
+        in_time = apply_thread_policy()
+        assert in_time, "torch is imported before the thread policy"
         from hpu_engine.rank import StartUpError, open_rank
 
         try:
@@ -155,17 +157,6 @@ def _reason_of(error: Exception) -> FailureReason:
     # torch reports a failed CPU allocation as a RuntimeError of its allocator.
     is_memory = "DefaultCPUAllocator" in str(error) or "can't allocate memory" in str(error)
     return FailureReason.INSUFFICIENT_MEMORY if is_memory else FailureReason.INTERNAL
-
-
-def apply_thread_policy() -> None:
-    """OpenMP threads and how they wait, from the environment where set. Must run before torch is imported.
-
-    A thread that spins at the end of every operation waits for one that has no core as soon as a neighbour (our own
-    server, a client on the same machine) takes one; sleeping at once costs a wake-up per operation.
-    """
-    assert "torch" not in sys.modules, "the thread policy comes too late"
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,216 @@
+"""`LLM`: one rank in this process, without a server, for offline use.
+
+from hpu_engine import LLM, SamplingParams
+
+llm = LLM("path/of/a/checkpoint")
+for completion in llm.generate(["The capital of France is"], SamplingParams(max_tokens=16, temperature=0.0)):
+    print(completion.text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from hpu_engine.config import EngineConfig
+from hpu_engine.contract import Phase
+from hpu_engine.core import messages
+from hpu_engine.core.detokenizer import Detokenizer, Piece
+from hpu_engine.core.sampling_params import SamplingParams, check_sampling_params
+from hpu_engine.planning.model import read_model_description
+from hpu_engine.server.tokenizer import load_tokenizer
+from hpu_engine.threads import apply_thread_policy
+
+Prompt = str | Sequence[int]
+Conversation = Sequence[Mapping[str, Any]]
+
+
+class RequestFailed(Exception):
+    """A request that was refused, or failed by itself; `index` is its place in the list of prompts."""
+
+    def __init__(self, index: int, message: str) -> None:
+        self.index = index
+        super().__init__(f"prompt {index}: {message}")
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """`finish_reason` is `stop` (`stop_reason` says at which string or token id) or `length`."""
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    stop_reason: str | int | None
+
+
+class LLM:
+    """Loads and warms up the model in `model`; `settings` are the other fields of `EngineConfig`.
+
+    Raises `hpu_engine.rank.StartUpError` for a model that cannot be loaded.
+    """
+
+    def __init__(self, model: str | Path, *, progress_bar: bool = True, **settings: Any) -> None:
+        apply_thread_policy()
+        # Only now: whatever imports torch must come after the policy.
+        from hpu_engine.rank import open_rank
+
+        self._progress_bar = progress_bar
+        config = msgspec.convert({"model": str(model), **settings}, EngineConfig)
+        with _StartUpBar(progress_bar) as bar:
+            self._rank = open_rank(config, bar.show)
+            self._rank.warm_up(bar.show)
+        self._tokenizer = load_tokenizer(Path(model))
+        self._eos_token_ids = read_model_description(model).eos_token_ids
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: Sequence[str] = (),
+    ) -> list[Completion]:
+        """One completion per prompt (text or token ids), in their order. `stop` strings are not part of the text.
+
+        Raises ValueError (a parameter out of range) and RequestFailed; nothing of the call is left running then.
+        """
+        encoded = [self._encode(prompt) for prompt in prompts]
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            each = [sampling_params or SamplingParams()] * len(encoded)
+        else:
+            each = list(sampling_params)
+        if len(each) != len(encoded):
+            raise ValueError(f"{len(encoded)} prompts, but {len(each)} sampling parameters")
+        runs = {
+            str(index): _Run(index, prompt, self._completed(params), self._detokenizer(stop))
+            for index, (prompt, params) in enumerate(zip(encoded, each, strict=True))
+        }
+        try:
+            self._run(runs)
+        finally:
+            self._rank.loop.abort(runs)
+        return [run.completion() for run in runs.values()]
+
+    def chat(
+        self,
+        conversations: Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: Sequence[str] = (),
+    ) -> list[Completion]:
+        """`generate` on conversations, rendered with the checkpoint's chat template. Raises ValueError without one."""
+        template = self._tokenizer.chat_template
+        if template is None:
+            raise ValueError("this checkpoint has no chat template; use generate with prompts of its own form")
+        rendered = [template.render([dict(turn) for turn in conversation]) for conversation in conversations]
+        prompts = [self._tokenizer.encode_now(text, add_special_tokens=False) for text in rendered]
+        return self.generate(prompts, sampling_params, stop=stop)
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return self._tokenizer.encode_now(prompt, add_special_tokens=True)
+        return tuple(prompt)
+
+    def _completed(self, params: SamplingParams) -> SamplingParams:
+        check_sampling_params(params, vocab=self._rank.runner.vocab)
+        if params.ignore_eos:
+            return params
+        return msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *self._eos_token_ids))
+
+    def _detokenizer(self, stop: Sequence[str]) -> Detokenizer:
+        return Detokenizer(self._tokenizer.decoder(skip_special_tokens=True), stop)
+
+    def _run(self, runs: dict[str, _Run]) -> None:
+        loop = self._rank.loop
+        for name, run in runs.items():
+            submit = messages.Submit(request_id=name, prompt_token_ids=run.prompt, params=run.params)
+            _raise_if_rejected(loop.submit(submit))
+        with _bar(self._progress_bar) as progress:
+            task = progress.add_task("generating", total=len(runs))
+            while loop.has_work:
+                result = loop.step()
+                for rejected in result.rejected:
+                    _raise_if_rejected(rejected)
+                for row in result.outputs:
+                    if runs[row.request_id].take(row):
+                        loop.abort([row.request_id])
+                    if runs[row.request_id].finish is not None:
+                        progress.advance(task)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One prompt on its way to a completion."""
+
+    index: int
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    detokenizer: Detokenizer
+    token_ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    finish: str | None = None
+    stop_reason: str | int | None = None
+
+    def take(self, row: messages.RowOutput) -> bool:
+        """Take a step's tokens; True when a stop string ended the text, and the request with it."""
+        for token in row.token_ids:
+            self.token_ids.append(token)
+            if token == row.stop_token_id:
+                continue
+            if self._say(self.detokenizer.push(token)):
+                return True
+        if row.finish is None:
+            return False
+        if not self._say(self.detokenizer.flush()):
+            self.finish, self.stop_reason = row.finish, row.stop_token_id
+        return False
+
+    def _say(self, piece: Piece) -> bool:
+        self.text.append(piece.text)
+        if piece.stop is not None:
+            self.finish, self.stop_reason = "stop", piece.stop
+        return piece.stop is not None
+
+    def completion(self) -> Completion:
+        assert self.finish is not None, "the loop is idle, so every request has ended"
+        return Completion(self.prompt, tuple(self.token_ids), "".join(self.text), self.finish, self.stop_reason)
+
+
+def _raise_if_rejected(rejected: messages.Rejected | None) -> None:
+    if rejected is not None:
+        raise RequestFailed(int(rejected.request_id), rejected.message)
+
+
+def _bar(enabled: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=not enabled, transient=True)
+
+
+class _StartUpBar:
+    """Loading in bytes, then warm-up in shapes, as one line on the terminal."""
+
+    def __init__(self, enabled: bool) -> None:
+        self._bar = _bar(enabled)
+        self._task = self._bar.add_task("starting", total=None)
+
+    def __enter__(self) -> _StartUpBar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def show(self, progress: messages.Progress) -> None:
+        words = {Phase.LOADING: "loading", Phase.WARMING_UP: f"warming up {progress.current or ''}"}
+        self._bar.update(
+            self._task,
+            description=words.get(progress.phase, "starting"),
+            completed=progress.done,
+            total=progress.total or None,
+        )

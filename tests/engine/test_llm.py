@@ -1,0 +1,95 @@
+"""The in-process `LLM`: text in, text out, and nothing left running after an error."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hpu_engine import LLM, SamplingParams
+from hpu_engine.core.sampling_params import InvalidParameter
+from hpu_engine.llm import RequestFailed
+from tests.models.smollm2 import smollm2
+from tests.models.tiny import tiny
+
+GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM(smollm2(), num_kv_blocks=16, max_num_seqs=4, progress_bar=False)
+
+
+@pytest.fixture(scope="module")
+def small() -> LLM:
+    return LLM(tiny("llama"), num_kv_blocks=16, progress_bar=False)
+
+
+def test_a_real_model_answers_in_chat_and_stops_by_itself(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    (answer,) = llm.chat([question], SamplingParams(max_tokens=32, temperature=0.0))
+    assert answer.text == "The capital of France is Paris."
+    assert answer.finish_reason == "stop"
+    assert isinstance(answer.stop_reason, int)
+
+
+def test_a_stop_string_ends_the_text_before_it_and_the_others_go_on(llm: LLM) -> None:
+    prompts = ["The capital of France is", "Once upon a time"]
+    free = llm.generate(prompts, GREEDY)
+    word = free[0].text.split()[-1]
+    stopped = llm.generate(prompts, GREEDY, stop=[word])
+    assert stopped[0].text == free[0].text[: free[0].text.index(word)]
+    assert (stopped[0].finish_reason, stopped[0].stop_reason) == ("stop", word)
+    if word not in free[1].text:
+        assert stopped[1].text == free[1].text
+
+
+def test_text_and_its_token_ids_are_the_same_prompt(llm: LLM) -> None:
+    (from_text,) = llm.generate(["Water boils at"], GREEDY)
+    (from_ids,) = llm.generate([from_text.prompt_token_ids], GREEDY)
+    assert from_ids == from_text
+
+
+def test_a_stop_token_id_ends_the_request_and_is_no_text(small: LLM) -> None:
+    (free,) = small.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    stop_id = free.token_ids[3]
+    first = free.token_ids.index(stop_id)
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, stop_token_ids=(stop_id,))
+    (stopped,) = small.generate([[5, 6, 7]], params)
+    assert stopped.token_ids == free.token_ids[: first + 1]
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", stop_id)
+
+
+def test_the_same_seed_gives_the_same_tokens_whatever_runs_beside_it(small: LLM) -> None:
+    params = [SamplingParams(max_tokens=12, temperature=1.0, seed=seed, ignore_eos=True) for seed in range(5)]
+    prompts = [[5, 6, 7]] * 5
+    together = [completion.token_ids for completion in small.generate(prompts, params)]
+    alone = [small.generate([prompt], own)[0].token_ids for prompt, own in zip(prompts, params, strict=True)]
+    assert together == alone
+    assert len(set(together)) > 1
+
+
+def test_a_refused_prompt_is_named_and_leaves_nothing_running(small: LLM) -> None:
+    with pytest.raises(RequestFailed, match="prompt 1: the prompt is empty"):
+        small.generate([[5], []], GREEDY)
+    assert len(small.generate([[5]], GREEDY)) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_tokens", 0),
+        ("temperature", -1.0),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_k", -1),
+        ("seed", 1 << 70),
+        ("stop_token_ids", (10**9,)),
+    ],
+)
+def test_a_parameter_out_of_range_is_named(small: LLM, field: str, value: object) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        small.generate([[5]], SamplingParams(**{field: value}))  # type: ignore[arg-type]
+    assert caught.value.param == field
