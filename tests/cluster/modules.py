@@ -61,6 +61,7 @@ CONTAINERD = (
 RUNC = (Program("runc", "github.com/opencontainers/runc"),)
 COREDNS = (Program("coredns", "github.com/coredns/coredns"),)
 DEVICE_PLUGIN = (Program("deviceplugin", "hpu.dev/tests/cluster/go/deviceplugin"),)
+REGISTRY = (Program("registry", "hpu.dev/tests/cluster/go/registry"),)
 HELM = (Program("helm", "helm.sh/helm/v4/cmd/helm"),)
 
 _STRIP = ("-trimpath", "-ldflags", "-s -w")
@@ -70,6 +71,7 @@ containerd = Module("containerd", _GO / "containerd", (*_STRIP, "-tags", "no_btr
 runc = Module("runc", _GO / "runc", (*_STRIP, "-tags", "seccomp"), {"CGO_ENABLED": "1"})
 coredns = Module("coredns", _GO / "coredns", _STRIP, _STATIC)
 deviceplugin = Module("deviceplugin", _GO / "deviceplugin", _STRIP, _STATIC)
+registry = Module("registry", _GO / "registry", _STRIP, _STATIC)
 helm = Module("helm", _GO / "helm", _STRIP, _STATIC)
 
 

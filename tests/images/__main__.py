@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.images.build import LOCAL_TARGETS, LOCKS, build
+from tests.images.build import LOCAL_TARGETS, LOCKS, Bases, build
 from tests.images.errors import ImageError
+from tests.images.registry import push
 
 
 def main(arguments: list[str]) -> int:
@@ -15,14 +16,22 @@ def main(arguments: list[str]) -> int:
     builder = commands.add_parser("build", help="build what has changed")
     builder.add_argument("targets", nargs="*", default=LOCAL_TARGETS, metavar="TARGET", help=", ".join(LOCKS))
     builder.add_argument("--gaudi-base", default="", help="Intel's Gaudi PyTorch image, the base of engine-gaudi")
+    builder.add_argument("--python-base", default="", help="a Python image in place of our own base")
+    pusher = commands.add_parser("push", help="push what was built last")
+    pusher.add_argument("registry", metavar="HOST[:PORT][/PATH]")
+    pusher.add_argument("targets", nargs="*", metavar="TARGET", help="all that were built, if not given")
     options = parser.parse_args(arguments)
     try:
-        images = build(options.targets, gaudi_base=options.gaudi_base)
+        if options.command == "push":
+            for pushed in push(options.registry, options.targets):
+                print(f"{pushed.target} {pushed.reference}@{pushed.digest}")
+            return 0
+        bases = Bases(python=options.python_base, gaudi=options.gaudi_base)
+        for image in build(options.targets, bases=bases).values():
+            print(f"{image.target} {image.reference}")
     except ImageError as error:
         print(f"images: {error}", file=sys.stderr)
         return 1
-    for image in images.values():
-        print(f"{image.target} {image.reference}")
     return 0
 
 

@@ -36,6 +36,14 @@ class Image:
     digest: str
 
 
+@dataclass(frozen=True)
+class Bases:
+    """The Dockerfile's build arguments. Without `python` our own base is made; `gaudi` is needed for engine-gaudi."""
+
+    python: str = ""
+    gaudi: str = ""
+
+
 def sources(root: Path, target: str) -> Iterator[Path]:
     """Every file that decides what `target` is, in a fixed order."""
     for name in (".dockerignore", "Dockerfile", "LICENSE", "README.md", "pyproject.toml"):
@@ -48,10 +56,11 @@ def sources(root: Path, target: str) -> Iterator[Path]:
                 yield path
 
 
-def tag(root: Path, target: str, base_reference: str) -> str:
-    """The content's checksum, shortened to 12 hex digits."""
+def tag(root: Path, target: str, bases: Bases) -> str:
+    """The checksum of the content, and of the names of the bases, shortened to 12 hex digits."""
     parts = ((path.relative_to(root).as_posix(), path.read_bytes()) for path in sources(root, target))
-    return checksum([("base", base_reference.encode()), ("target", target.encode()), *parts])[:12]
+    on = f"{bases.python or base.REFERENCE} {bases.gaudi if target not in LOCAL_TARGETS else ''}"
+    return checksum([("bases", on.encode()), ("target", target.encode()), *parts])[:12]
 
 
 def build(
@@ -59,22 +68,26 @@ def build(
     *,
     root: Path = ROOT,
     store: Store | None = None,
-    gaudi_base: str = "",
+    bases: Bases = Bases(),
 ) -> dict[str, Image]:
-    """Builds what is not there yet; returns all `targets`. `gaudi_base` is needed for engine-gaudi only."""
+    """Builds what is not there yet; returns all `targets`. Raises ImageError."""
     if unknown := sorted(set(targets) - LOCKS.keys()):
         raise UnknownImage(f"no image is called {unknown[0]}", f"choose from {', '.join(LOCKS)}")
+    if not bases.gaudi and "engine-gaudi" in targets:
+        raise UnknownImage(
+            "engine-gaudi needs a base", "--gaudi-base INTEL'S-GAUDI-PYTORCH-IMAGE of your driver's release"
+        )
     store = store or Store.default()
     with store.locked():
         built = recorded(store)
-        wanted = {target: tag(root, target, gaudi_base or base.REFERENCE) for target in targets}
+        wanted = {target: tag(root, target, bases) for target in targets}
         if missing := [target for target in targets if not _is_whole(store, built.get(target), wanted[target])]:
             buildah = Buildah.on(store)
-            python_base = base.ensure(store, buildah)
+            python = bases.python or base.ensure(store, buildah)
             for target in missing:
                 reference = f"{PREFIX}/{target}:{wanted[target]}"
                 with step(f"image {target}"):
-                    _build(buildah, root, target, reference, {"PYTHON_BASE": python_base, "GAUDI_BASE": gaudi_base})
+                    _build(buildah, root, target, reference, {"PYTHON_BASE": python, "GAUDI_BASE": bases.gaudi})
                 with step(f"image {target} into the layout"):
                     digest = Layout(store.layout).add(buildah, reference)
                 built[target] = Image(target, reference, digest)
@@ -109,7 +122,7 @@ def _build(buildah: Buildah, root: Path, target: str, reference: str, arguments:
     try:
         buildah.run(
             f"image {target}",
-            *("build", "--layers", "--pull=never" if target in LOCAL_TARGETS else "--pull=true", "--network", "host"),
+            *("build", "--layers", "--pull=false", "--network", "host"),
             *(part for name, value in arguments.items() if value for part in ("--build-arg", f"{name}={value}")),
             *index.secrets(private),
             *("--file", root / "Dockerfile", "--target", target, "--tag", reference, root),

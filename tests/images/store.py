@@ -26,7 +26,10 @@ def cache() -> Path:
 
 @dataclass(frozen=True)
 class Store:
+    """`set_name` tells apart sets of finished images that share buildah's layers; a test's own, for one."""
+
     folder: Path
+    set_name: str = ""
 
     @classmethod
     def default(cls) -> Store:
@@ -38,11 +41,11 @@ class Store:
 
     @property
     def layout(self) -> Path:
-        return self.folder / "oci"
+        return self.folder / f"oci{self.set_name}"
 
     @property
     def record(self) -> Path:
-        return self.folder / "images.json"
+        return self.folder / f"images{self.set_name}.json"
 
     @property
     def log(self) -> Path:

@@ -50,6 +50,12 @@ class Seen:
         """The messages of the events with this reason."""
         return [str(event.get("message", "")) for event in self.events if event.get("reason") == reason]
 
+    def facts(self) -> Object:
+        """What to look at when a test fails."""
+        told = ("type", "reason", "message", "count")
+        events = [{name: event.get(name) for name in told} for event in self.events]
+        return {"status": self.status, "events": events}
+
     def diagnosis(self) -> Diagnosis | None:
         """What the operator makes of it."""
         events = tuple(Event(event["type"], event["reason"], event.get("message", "")) for event in self.events)
@@ -86,7 +92,7 @@ class Recorder:
             if seen and expected(seen):
                 return seen
             if time.monotonic() > deadline:
-                said = json.dumps({"status": seen.status, "events": seen.events} if seen else None, indent=1)
+                said = json.dumps(seen.facts() if seen else None, indent=1)
                 raise AssertionError(f"pod {name} is not as expected after {timeout_seconds:.0f} s:\n{said}")
             time.sleep(0.5)
 

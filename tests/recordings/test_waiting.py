@@ -23,8 +23,9 @@ def test_a_pod_that_finds_no_cards_stays_pending_and_the_scheduler_says_why(reco
 
 def test_a_kubelet_refuses_a_pod_that_was_bound_to_it_without_cards(recorder: Recorder) -> None:
     pod = recorder.wait("cards-refused", lambda pod: pod.status.get("phase") == "Failed")
-    assert pod.status["reason"] == "OutOfhabana.ai/gaudi"
+    assert pod.status["reason"] == "UnexpectedAdmissionError"
     assert "habana.ai/gaudi" in pod.status["message"]
+    assert "containerStatuses" not in pod.status
     assert reason(pod) is Reason.POD_REFUSED
 
 
