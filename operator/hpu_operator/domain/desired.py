@@ -94,7 +94,7 @@ def _container(name: str, spec: Spec, default_image: str) -> Manifest:
         ],
         # /livez fails when a step loop or the start-up stops moving, so it is right from the first second and needs no
         # start-up probe with a guess of how long a model takes.
-        "livenessProbe": _probe(LIVENESS_PATH, every=10, failures=3),
+        "livenessProbe": _probe(LIVENESS_PATH, every=10, failures=6),
         "readinessProbe": _probe(READINESS_PATH, every=2, failures=2),
         "terminationMessagePath": TERMINATION_LOG,
         "securityContext": {

@@ -7,6 +7,7 @@ own documentation says, with a field manager, strict field validation, a time li
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -42,7 +43,9 @@ async def connect(metrics: Metrics) -> Client:
     if in_cluster():
         config.load_incluster_config(client_configuration=configuration)
     else:
-        await config.load_kube_config(client_configuration=configuration)
+        # Named here because the library looks at the variable only once, when it is imported.
+        file = os.environ.get("KUBECONFIG") or None
+        await config.load_kube_config(config_file=file, client_configuration=configuration)
     configuration.connection_pool_maxsize = _CONNECTIONS
     return Client(configuration, metrics)
 

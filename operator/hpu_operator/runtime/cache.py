@@ -99,7 +99,7 @@ class Cache:
                 self._children.pop((kind, key), None)
 
     def _bury(self, kind: Kind, place: _Place, version: int) -> None:
-        self._deleted[kind, place] = version
+        self._deleted[kind, place] = max(version, self._deleted.get((kind, place), version))
         self._deleted.move_to_end((kind, place))
         while len(self._deleted) > _TOMBSTONES:
             self._deleted.popitem(last=False)

@@ -1,0 +1,187 @@
+"""What a control-plane test holds: the CRD installed, an administrator, a node, scripted ranks, and an operator.
+
+The operator runs in the test's own process with a service account's token and exactly the rights of
+`hpu_operator.kube.permissions`, in the test's namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from hpu_operator.api.crd import CRD_NAME, crd_yaml
+from hpu_operator.kube.kinds import INFERENCE
+from hpu_operator.kube.permissions import IN_LEASE_NAMESPACE, IN_SERVED_NAMESPACES, Permission
+from hpu_operator.kube.port import KubeError, Live
+from hpu_operator.main import Operator
+from hpu_operator.settings import Settings
+from tests.cluster.handle import ControlPlane
+from tests.control_plane.admin import Admin
+from tests.control_plane.nodes import TestNode
+from tests.control_plane.scripted_ranks import ScriptedRanks
+
+_CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"
+
+
+@pytest.fixture(scope="session")
+def crd(control_plane: ControlPlane) -> None:
+    """The CRD as `hpu-operator crd` prints it, established."""
+    control_plane.kubectl("apply", "--server-side", "-f", "-", stdin=crd_yaml())
+    control_plane.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=30s")
+
+
+@pytest_asyncio.fixture
+async def admin(control_plane: ControlPlane) -> AsyncIterator[Admin]:
+    held = Admin(control_plane.kubeconfig)
+    try:
+        yield held
+    finally:
+        await held.close()
+
+
+@pytest_asyncio.fixture
+async def ranks() -> AsyncIterator[ScriptedRanks]:
+    async with ScriptedRanks() as held:
+        yield held
+
+
+@pytest_asyncio.fixture
+async def node(admin: Admin, namespace: str) -> AsyncIterator[TestNode]:
+    async with TestNode(admin, namespace) as held:
+        yield held
+
+
+def role(name: str, permissions: tuple[Permission, ...]) -> dict[str, Any]:
+    rules = [{"apiGroups": [p.group], "resources": [p.resource], "verbs": list(p.verbs)} for p in permissions]
+    return {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": name}, "rules": rules}
+
+
+async def grant(admin: Admin, namespace: str) -> None:
+    """The operator's rights, to the service account `operator`, in one namespace."""
+    root = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    await admin.request("POST", f"{root}/roles", role("operator", IN_SERVED_NAMESPACES + IN_LEASE_NAMESPACE))
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "operator"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "operator"},
+        "subjects": [{"kind": "ServiceAccount", "name": "operator", "namespace": namespace}],
+    }
+    await admin.request("POST", f"{root}/rolebindings", binding)
+
+
+def free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return int(held.getsockname()[1])
+
+
+def settings_for(namespace: str, **changes: Any) -> Settings:
+    chosen: dict[str, Any] = {
+        "namespaces": (namespace,),
+        "engine_image_cpu": "engine:test",
+        "listen_host": "127.0.0.1",
+        "listen_port": free_port(),
+        "lease_namespace": namespace,
+        "lease_name": "hpu-operator",
+        "identity": "tests",
+    }
+    return Settings(**(chosen | changes))
+
+
+class OperatorHandle:
+    """Starts and stops operators in this process; one at a time unless a test wants two."""
+
+    def __init__(self, namespace: str, ranks: ScriptedRanks, kubeconfig: Path) -> None:
+        self.namespace = namespace
+        self.kubeconfig = kubeconfig
+        self._ranks = ranks
+        self._running: list[tuple[Operator, asyncio.Task[int]]] = []
+
+    async def start(self, **changes: Any) -> tuple[Operator, asyncio.Task[int]]:
+        operator = Operator(settings_for(self.namespace, **changes), self._ranks.url_of)
+        task = asyncio.create_task(operator.run())
+        self._running.append((operator, task))
+        return operator, task
+
+    async def stop(self) -> list[int]:
+        """Stop all of them in order; their exit codes."""
+        running, self._running = self._running, []
+        for operator, _ in running:
+            operator.stop()
+        return list(await asyncio.gather(*(task for _, task in running)))
+
+    async def abandon(self) -> None:
+        """As a kill would: no lease released, nothing finished."""
+        running, self._running = self._running, []
+        for _, task in running:
+            task.cancel()
+        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
+
+
+@pytest_asyncio.fixture
+async def operator(
+    control_plane: ControlPlane,
+    crd: None,
+    admin: Admin,
+    namespace: str,
+    ranks: ScriptedRanks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[OperatorHandle]:
+    await grant(admin, namespace)
+    kubeconfig = control_plane.service_account_kubeconfig(namespace, "operator")
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    handle = OperatorHandle(namespace, ranks, kubeconfig)
+    try:
+        yield handle
+    finally:
+        await handle.stop()
+
+
+def inference(name: str = "smol", **spec: Any) -> dict[str, Any]:
+    """A valid object; `spec` are top-level fields that differ."""
+    return {
+        "apiVersion": "serving.hpu.dev/v1alpha1",
+        "kind": "HpuInference",
+        "metadata": {"name": name},
+        "spec": {"model": {"uri": "file:///model"}} | spec,
+    }
+
+
+async def eventually(what: str, look: Callable[[], Awaitable[Any]], seconds: float = 30.0) -> Any:
+    """What `look` finds once it is true; an assertion that names it when the time is up."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    last: object = None
+    while asyncio.get_running_loop().time() < deadline:
+        with contextlib.suppress(KubeError):
+            last = await look()
+            if last:
+                return last
+        await asyncio.sleep(0.05)
+    pytest.fail(f"{what}: not after {seconds:g} s; last seen: {last!r}")
+
+
+def condition(live: Live | None, kind: str) -> dict[str, Any]:
+    conditions = ((live or {}).get("status") or {}).get("conditions") or []
+    return next((dict(item) for item in conditions if item["type"] == kind), {})
+
+
+async def reason(
+    admin: Admin, namespace: str, expected: str, name: str = "smol", kind: str = "Ready"
+) -> dict[str, Any]:
+    """Wait until a condition has a reason; the condition. Names what it was instead."""
+    deadline = asyncio.get_running_loop().time() + 30
+    found: dict[str, Any] = {}
+    while asyncio.get_running_loop().time() < deadline:
+        found = condition(await admin.get(INFERENCE, namespace, name), kind)
+        if found.get("reason") == expected:
+            return found
+        await asyncio.sleep(0.05)
+    pytest.fail(f"{name}: {kind} never had the reason {expected}; last: {found}")

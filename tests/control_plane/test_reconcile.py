@@ -1,0 +1,296 @@
+"""From an object to running groups and back: what is made, repaired, rolled, left alone and removed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from hpu_operator.domain import names
+from hpu_operator.kube.kinds import INFERENCE, POD, RECORD, SERVICE, STATEFUL_SET
+from hpu_operator.kube.port import Live
+from tests.control_plane.admin import Admin
+from tests.control_plane.conftest import OperatorHandle, condition, eventually, inference, reason
+from tests.control_plane.nodes import TestNode, running
+from tests.control_plane.scripted_ranks import ScriptedRanks
+
+
+async def is_ready(admin: Admin, namespace: str, name: str = "smol", generation: int | None = None) -> Live | None:
+    live = await admin.get(INFERENCE, namespace, name)
+    found = condition(live, "Ready")
+    if found.get("status") != "True" or (generation and found["observedGeneration"] != generation):
+        return None
+    return live
+
+
+async def pods_of(admin: Admin, namespace: str) -> dict[str, str]:
+    """Names and uids of the pods that are there."""
+    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await admin.list(POD, namespace)}
+
+
+async def test_an_object_becomes_ready_with_its_children(
+    admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
+) -> None:
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference(replicas=2))
+    live = await eventually("Ready", lambda: is_ready(admin, namespace))
+    assert live["status"]["readyReplicas"] == live["status"]["updatedReplicas"] == 2
+    revision = live["status"]["revision"]
+    sets = {item["metadata"]["name"] for item in await admin.list(STATEFUL_SET, namespace)}
+    assert sets == {f"smol-{revision}-0-0", f"smol-{revision}-1-0"}
+    services = {item["metadata"]["name"]: item for item in await admin.list(SERVICE, namespace)}
+    assert services["smol"]["spec"]["clusterIP"] != "None"
+    assert services["smol-ranks"]["spec"]["clusterIP"] == "None"
+    assert await admin.get(RECORD, namespace, f"smol-{revision}") is not None
+    for item in await admin.list(STATEFUL_SET, namespace):
+        (owner,) = item["metadata"]["ownerReferences"]
+        assert owner["uid"] == live["metadata"]["uid"]
+        assert owner["controller"] is True
+    assert "finalizers" not in live["metadata"]
+    assert "annotations" not in live["metadata"]
+
+
+async def test_readiness_comes_from_the_pods_and_warm_up_from_the_ranks(
+    admin: Admin, namespace: str, node: TestNode, ranks: ScriptedRanks, operator: OperatorHandle
+) -> None:
+    from hpu_engine.contract import Phase
+    from tests.control_plane.scripted_ranks import state
+
+    node.script = lambda _: running(ready=False)
+    ranks.default = state(Phase.WARMING_UP, done=37, total=72)
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference())
+    warming = await reason(admin, namespace, "WarmingUp")
+    assert "37/72" in warming["message"]
+    live = await admin.get(INFERENCE, namespace, "smol")
+    assert live is not None
+    assert live["status"]["warmUp"] == "37/72"
+    ranks.default = state(Phase.READY)
+    node.script = lambda _: running(ready=True)
+    await eventually("Ready", lambda: is_ready(admin, namespace))
+
+
+async def test_a_deleted_child_is_made_again(
+    admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
+) -> None:
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference())
+    live = await eventually("Ready", lambda: is_ready(admin, namespace))
+    record = f"smol-{live['status']['revision']}"
+    for kind, name in ((SERVICE, "smol"), (SERVICE, "smol-ranks"), (RECORD, record), (STATEFUL_SET, f"{record}-0-0")):
+        before = await admin.get(kind, namespace, name)
+        assert before is not None
+        await admin.delete(kind, namespace, name)
+
+        async def again(kind: Any = kind, name: str = name, uid: str = before["metadata"]["uid"]) -> bool:
+            found = await admin.get(kind, namespace, name)
+            return found is not None and found["metadata"]["uid"] != uid
+
+        await eventually(f"{kind.kind} {name} again", again)
+    await eventually("Ready", lambda: is_ready(admin, namespace))
+
+
+async def test_an_edited_child_is_repaired_and_foreign_labels_are_left_alone(
+    admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
+) -> None:
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference())
+    live = await eventually("Ready", lambda: is_ready(admin, namespace))
+    name = f"smol-{live['status']['revision']}-0-0"
+    await admin.merge(
+        SERVICE, namespace, "smol", {"metadata": {"labels": {"team": "nlp"}}, "spec": {"selector": {"x": "y"}}}
+    )
+    container = {"name": "engine", "image": "evil:1"}
+    await admin.merge(STATEFUL_SET, namespace, name, {"spec": {"template": {"spec": {"containers": [container]}}}})
+
+    async def repaired() -> bool:
+        group = await admin.get(STATEFUL_SET, namespace, name)
+        service = await admin.get(SERVICE, namespace, "smol")
+        assert group is not None
+        assert service is not None
+        image = group["spec"]["template"]["spec"]["containers"][0]["image"]
+        return image == "engine:test" and service["metadata"]["labels"]["team"] == "nlp"
+
+    await eventually("repaired", repaired)
+
+
+async def test_a_lost_record_is_restored_from_what_runs_and_not_from_a_newer_default(
+    admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
+) -> None:
+    await operator.start(engine_image_cpu="engine:old")
+    await admin.create(INFERENCE, namespace, inference())
+    live = await eventually("Ready", lambda: is_ready(admin, namespace))
+    before = await pods_of(admin, namespace)
+    await operator.stop()
+    record = f"smol-{live['status']['revision']}"
+    await admin.delete(RECORD, namespace, record)
+    await operator.start(engine_image_cpu="engine:new")
+
+    async def restored() -> Live | None:
+        return await admin.get(RECORD, namespace, record)
+
+    found = await eventually("the record again", restored)
+    assert found["data"]["template"]["spec"]["containers"][0]["image"] == "engine:old"
+    await asyncio.sleep(1)
+    assert await pods_of(admin, namespace) == before
+
+
+async def test_a_newer_default_image_changes_no_running_pod(
+    admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
+) -> None:
+    await operator.start(engine_image_cpu="engine:old")
+    await admin.create(INFERENCE, namespace, inference())
+    await eventually("Ready", lambda: is_ready(admin, namespace))
+    before = await pods_of(admin, namespace)
+    await operator.stop()
+    await operator.start(engine_image_cpu="engine:new")
+    await admin.merge(INFERENCE, namespace, "smol", {"spec": {"replicas": 2}})
+    await eventually("two groups", lambda: is_ready(admin, namespace, generation=2))
+    images = {
+        pod["metadata"]["name"]: pod["spec"]["containers"][0]["image"] for pod in await admin.list(POD, namespace)
+    }
+    assert set(images.values()) == {"engine:old"}, "the second group is made from the record of its revision"
+    assert before.items() <= (await pods_of(admin, namespace)).items()
+    await admin.merge(INFERENCE, namespace, "smol", {"spec": {"drainSeconds": 5}})
+    live = await eventually("the new revision", lambda: is_ready(admin, namespace, generation=3), seconds=60)
+    assert live["status"]["image"] == "engine:new"
+
+
+async def test_scaling_restarts_no_pod(admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle) -> None:
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference(replicas=2))
+    await eventually("Ready", lambda: is_ready(admin, namespace))
+    before = await pods_of(admin, namespace)
+    await admin.merge(INFERENCE, namespace, "smol", {"spec": {"replicas": 3}})
+    await eventually("three", lambda: is_ready(admin, namespace, generation=2))
+    assert before.items() <= (await pods_of(admin, namespace)).items()
+    await admin.merge(INFERENCE, namespace, "smol", {"spec": {"replicas": 1}})
+
+    async def one_left() -> bool:
+        return len(await pods_of(admin, namespace)) == 1
+
+    await eventually("one pod", one_left)
+    assert set((await pods_of(admin, namespace)).items()) <= set(before.items())
+    scale = await admin.request("GET", INFERENCE.path(namespace, "smol", "scale"))
+    assert scale["status"]["selector"].startswith("serving.hpu.dev/name=smol")
+
+
+async def test_a_roll_takes_one_group_at_a_time_through_its_endpoints(
+    admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
+) -> None:
+    """Watches every pod all the while: never fewer than replicas - 1 ready and in service."""
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference(replicas=3))
+    first = await eventually("Ready", lambda: is_ready(admin, namespace))
+    fewest, labels_seen = 3, set()
+
+    async def watch() -> None:
+        nonlocal fewest
+        while True:
+            pods = await admin.list(POD, namespace)
+            serving = 0
+            for pod in pods:
+                label = pod["metadata"]["labels"][names.IN_SERVICE_LABEL]
+                labels_seen.add(label)
+                ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+                serving += ready and label == "true" and "deletionTimestamp" not in pod["metadata"]
+            fewest = min(fewest, serving)
+            await asyncio.sleep(0.02)
+
+    watching = asyncio.create_task(watch())
+    await admin.merge(INFERENCE, namespace, "smol", {"spec": {"engine": {"maxNumSeqs": 8}}})
+    second = await eventually("rolled", lambda: is_ready(admin, namespace, generation=2), seconds=90)
+    watching.cancel()
+    assert fewest == 2
+    assert labels_seen == {"true", "false"}
+    assert second["status"]["revision"] != first["status"]["revision"]
+    sets = {item["metadata"]["name"] for item in await admin.list(STATEFUL_SET, namespace)}
+    assert sets == {f"smol-{second['status']['revision']}-{index}-0" for index in range(3)}
+
+
+async def test_ready_turns_false_at_once_when_the_spec_changes(
+    admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
+) -> None:
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference())
+    await eventually("Ready", lambda: is_ready(admin, namespace))
+    node.script = lambda pod: None
+    began = time.monotonic()
+    await admin.merge(INFERENCE, namespace, "smol", {"spec": {"engine": {"maxNumSeqs": 8}}})
+
+    async def told() -> bool:
+        found = condition(await admin.get(INFERENCE, namespace, "smol"), "Ready")
+        return found["observedGeneration"] == 2 and found["status"] == "False"
+
+    await eventually("Ready False for generation 2", told)
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize("propagation", ["Background", "Foreground"])
+@pytest.mark.parametrize("up", [True, False], ids=["operator-up", "operator-down"])
+async def test_deleting_the_object_leaves_nothing(
+    admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle, propagation: str, up: bool
+) -> None:
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference())
+    await eventually("Ready", lambda: is_ready(admin, namespace))
+    if not up:
+        await operator.stop()
+    await admin.delete(INFERENCE, namespace, "smol", propagation=propagation)
+
+    async def gone() -> bool:
+        left = [await admin.get(INFERENCE, namespace, "smol")]
+        left += [item for kind in (STATEFUL_SET, RECORD, SERVICE, POD) for item in await admin.list(kind, namespace)]
+        return not any(left)
+
+    await eventually("nothing left", gone, seconds=40)
+    if up:
+        await asyncio.sleep(2)
+        assert await gone(), "something was made again"
+
+
+async def test_an_object_made_again_at_once_gets_children_of_its_own(
+    admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
+) -> None:
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference())
+    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await admin.delete(INFERENCE, namespace, "smol", propagation="Background")
+    made = await admin.create(INFERENCE, namespace, inference())
+    await eventually("Ready again", lambda: is_ready(admin, namespace), seconds=40)
+    for kind in (STATEFUL_SET, SERVICE):
+        for item in await admin.list(kind, namespace):
+            assert item["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
+
+
+@pytest.mark.parametrize("kind", [SERVICE, STATEFUL_SET], ids=lambda kind: kind.kind)
+async def test_a_foreign_object_with_a_childs_name_is_not_adopted_and_is_reported(
+    admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle, kind: Any
+) -> None:
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference("other"))
+    live = await eventually("Ready", lambda: is_ready(admin, namespace, "other"))
+    foreign: dict[str, Any]
+    if kind is SERVICE:
+        ports = [{"port": 80}]
+        foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "smol"}, "spec": {"ports": ports}}
+    else:
+        name = f"smol-{live['status']['revision']}-0-0"
+        labels = {"app": "theirs"}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "c", "image": "theirs"}]}}
+        spec = {"selector": {"matchLabels": labels}, "serviceName": "x", "replicas": 0, "template": template}
+        foreign = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": name}, "spec": spec}
+    made = await admin.create(kind, namespace, foreign)
+    await admin.create(INFERENCE, namespace, inference())
+    told = await reason(admin, namespace, "NameTaken")
+    assert f"{kind.kind} {made['metadata']['name']}" in told["message"]
+    assert (await reason(admin, namespace, "NameTaken", kind="Accepted"))["status"] == "False"
+    now = await admin.get(kind, namespace, made["metadata"]["name"])
+    assert now is not None
+    assert now["spec"] == made["spec"]
+    assert now["metadata"].get("labels") == made["metadata"].get("labels")
+    assert "hpu-operator" not in {entry["manager"] for entry in now["metadata"]["managedFields"]}
+    await admin.delete(kind, namespace, made["metadata"]["name"])
+    await eventually("Ready once the name is free", lambda: is_ready(admin, namespace), seconds=40)

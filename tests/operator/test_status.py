@@ -1,0 +1,206 @@
+"""What status says: true, stable, and about the generation it names."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpu_engine.contract import Phase
+from hpu_operator.api.crd import structural_schema
+from hpu_operator.api.inference import Status
+from hpu_operator.api.reasons import CATALOGUE, Reason, is_failure
+from hpu_operator.domain.diagnosis import Diagnosis
+from hpu_operator.domain.observed import Group, Observed, Pod
+from hpu_operator.domain.status import Situation, Subject, build_status, invalid_status, only_progress
+from tests.operator.objects import NOW, OLD_REVISION, REVISION, control, group, pod, recorded, spec
+
+SUBJECT = Subject("team", "smol", 7)
+
+
+def status(
+    *groups: Group, replicas: int = 2, problem: Diagnosis | None = None, previous: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    seen = Situation(SUBJECT, spec(replicas=replicas), REVISION, "engine:1", Observed(groups), problem)
+    return build_status(seen, previous or {}, NOW)
+
+
+def conditions(found: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {item["type"]: (item["status"], item["reason"]) for item in found["conditions"]}
+
+
+def message(found: dict[str, Any], kind: str) -> str:
+    return next(str(item["message"]) for item in found["conditions"] if item["type"] == kind)
+
+
+def starting(index: int, phase: Phase = Phase.LOADING, revision: str = REVISION, **progress: int) -> Group:
+    return group(index, revision, pod(ready=False, control=control(phase, **progress)))
+
+
+def failing(index: int, case: str, revision: str = REVISION) -> Group:
+    return group(index, revision, pod(ready=False, status=dict(recorded(case).status)))
+
+
+def test_ready_when_every_group_of_this_revision_answers() -> None:
+    found = status(group(0), group(1))
+    assert conditions(found) == {
+        "Accepted": ("True", "Accepted"),
+        "Available": ("True", "Answering"),
+        "Progressing": ("False", "Complete"),
+        "Ready": ("True", "Answering"),
+        "WarmedUp": ("True", "WarmedUp"),
+    }
+    assert (found["replicas"], found["readyReplicas"], found["updatedReplicas"]) == (2, 2, 2)
+
+
+def test_ready_is_never_about_pods_of_an_old_revision() -> None:
+    found = conditions(status(group(0, OLD_REVISION), group(1, OLD_REVISION)))
+    assert found["Ready"] == ("False", "RollingOut")
+    assert found["Available"] == ("True", "Answering")
+    assert found["WarmedUp"][0] == "False"
+
+
+def test_every_condition_is_about_the_generation_it_names() -> None:
+    assert {item["observedGeneration"] for item in status(group(0))["conditions"]} == {7}
+    assert status(group(0))["observedGeneration"] == 7
+
+
+def test_warming_up_shows_how_far() -> None:
+    found = status(starting(0, Phase.WARMING_UP, done=37, total=72), group(1))
+    assert conditions(found)["WarmedUp"] == ("False", "WarmingUp")
+    assert "37/72" in message(found, "WarmedUp")
+    assert found["warmUp"] == "37/72"
+
+
+def test_warm_up_is_that_of_the_group_that_is_furthest_behind() -> None:
+    found = status(starting(0, Phase.WARMING_UP, done=70, total=72), starting(1, Phase.WARMING_UP, done=3, total=72))
+    assert found["warmUp"] == "3/72"
+
+
+def test_warmed_up_but_not_yet_probed() -> None:
+    found = conditions(status(starting(0, Phase.READY), replicas=1))
+    assert found["WarmedUp"] == ("True", "WarmedUp")
+    assert found["Ready"] == ("False", "Starting")
+
+
+def test_a_failure_ends_progress_and_speaks_for_the_object() -> None:
+    found = status(failing(0, "image-pull"), starting(1))
+    assert conditions(found)["Progressing"] == ("False", "ImagePullFailed")
+    assert conditions(found)["Ready"] == ("False", "ImagePullFailed")
+    assert message(found, "Ready").endswith("(and 1 more of 2 groups)")
+
+
+def test_part_of_the_groups_makes_available_but_not_ready() -> None:
+    found = status(group(0), failing(1, "oom-killed"))
+    assert conditions(found)["Available"] == ("True", "Answering")
+    assert message(found, "Available") == "1 of 2 groups answer"
+    assert conditions(found)["Ready"] == ("False", "OutOfMemory")
+
+
+def test_a_group_being_replaced() -> None:
+    gone = group(0, OLD_REVISION, pod(deleting=True), leaving=True)
+    found = conditions(status(gone, replicas=1))
+    assert found["Ready"] == ("False", "Draining")
+    assert found["Progressing"] == ("True", "Draining")
+    assert conditions(status(replicas=1))["Ready"] == ("False", "RollingOut")
+
+
+def test_a_group_between_crashes_is_available_but_not_ready() -> None:
+    crashed = dict(recorded("crashloop-backoff").status)
+    crashed["conditions"] = [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}]
+    running = {"running": {"startedAt": (NOW - timedelta(seconds=5)).isoformat()}}
+    crashed["containerStatuses"] = [{**crashed["containerStatuses"][0], "restartCount": 5, "state": running}]
+    found = conditions(status(group(0, REVISION, pod(status=crashed)), replicas=1))
+    assert found["Ready"] == ("False", "CrashLoop")
+    assert found["Available"][0] == "True"
+
+
+def test_scaled_to_zero_is_not_ready_and_not_progressing() -> None:
+    found = conditions(status(replicas=0))
+    assert found["Ready"] == ("False", "ScaledToZero")
+    assert found["Progressing"] == ("False", "ScaledToZero")
+    leaving = conditions(status(group(0, REVISION, pod(deleting=True), leaving=True), replicas=0))
+    assert leaving["Progressing"] == ("True", "Draining")
+
+
+@pytest.mark.parametrize("reason", [Reason.NAME_TAKEN, Reason.REJECTED, Reason.WAITING_FOR_CLEANUP])
+def test_a_child_that_cannot_be_made(reason: Reason) -> None:
+    found = conditions(status(problem=Diagnosis(reason, "Service smol")))
+    assert found["Accepted"] == ("False", reason.value)
+    assert found["Ready"] == ("False", reason.value)
+
+
+def test_an_invalid_spec_keeps_what_was_true_of_the_pods() -> None:
+    before = status(group(0), group(1))
+    found = invalid_status(SUBJECT, Diagnosis(Reason.INVALID_SPEC, "spec.replicas: wrong"), before, NOW)
+    assert conditions(found)["Ready"] == ("False", "InvalidSpec")
+    assert found["readyReplicas"] == 2
+
+
+def test_a_time_changes_only_with_its_status() -> None:
+    first = status(starting(0), replicas=1)
+    for item in first["conditions"]:
+        item["lastTransitionTime"] = "2026-01-01T00:00:00Z"
+    second = status(group(0), replicas=1, previous=first)
+    times = {item["type"]: item["lastTransitionTime"] for item in second["conditions"]}
+    assert times["Accepted"] == "2026-01-01T00:00:00Z"
+    assert times["Ready"] == "2026-11-30T12:20:00Z"
+
+
+def test_progress_is_told_from_transitions() -> None:
+    early = status(starting(0, Phase.WARMING_UP, done=1, total=72), replicas=1)
+    later = status(starting(0, Phase.WARMING_UP, done=2, total=72), replicas=1, previous=early)
+    ready = status(group(0), replicas=1, previous=early)
+    assert early != later
+    assert only_progress(early, later)
+    assert not only_progress(early, ready)
+
+
+def test_the_url_the_model_and_the_selector() -> None:
+    found = status(group(0))
+    assert found["url"] == "http://smol.team.svc:8000"
+    assert found["servedName"] == "smol"
+    assert found["selector"] == "serving.hpu.dev/name=smol,apps.kubernetes.io/pod-index=0"
+
+
+def any_pod(choice: str) -> Pod:
+    return {
+        "ready": pod(),
+        "loading": pod(ready=False, control=control(Phase.LOADING)),
+        "warming": pod(ready=False, control=control(Phase.WARMING_UP, done=1, total=3)),
+        "warm": pod(ready=False, control=control(Phase.READY)),
+        "broken": pod(ready=False, status=dict(recorded("crashloop-backoff").status)),
+        "leaving": pod(in_service=False),
+        "deleting": pod(deleting=True),
+    }[choice]
+
+
+choices = st.sampled_from(["ready", "loading", "warming", "warm", "broken", "leaving", "deleting"])
+any_groups = st.lists(
+    st.builds(
+        lambda index, revision, choice, leaving: group(index, revision, any_pod(choice), leaving=leaving),
+        st.integers(0, 3), st.sampled_from([REVISION, OLD_REVISION]), choices, st.booleans(),
+    ),
+    max_size=6,
+    unique_by=lambda item: item.id,
+)  # fmt: skip
+
+
+@given(any_groups, st.integers(0, 3))
+def test_whatever_is_observed_status_is_sound(groups: list[Group], replicas: int) -> None:
+    found = status(*groups, replicas=replicas)
+    said = conditions(found)
+    allowed = structural_schema(Status)["properties"]
+    assert set(found) <= set(allowed)
+    assert Status.model_validate(found).model_dump(mode="json", by_alias=True, exclude_none=True) == found
+    assert list(said) == sorted(said) == ["Accepted", "Available", "Progressing", "Ready", "WarmedUp"]
+    assert {Reason(reason) for _, reason in said.values()} <= set(CATALOGUE)
+    current = [item for item in groups if item.id.revision == REVISION and item.ready and item.id.index < replicas]
+    ready_now = replicas > 0 and len({item.id.index for item in current}) == replicas
+    assert (said["Ready"][0] == "True") <= ready_now, "Ready without a ready group of this revision at every index"
+    assert (said["Ready"][0] == "True") <= (said["Available"][0] == "True")
+    assert not (said["Progressing"][0] == "True" and is_failure(Reason(said["Progressing"][1])))
+    assert status(*groups, replicas=replicas, previous=found) == found, "an unchanged truth is an unchanged object"
