@@ -47,7 +47,7 @@ def test_the_operator_gets_what_it_needs_and_not_one_right_more(namespaces: list
     lease = only(roles, "Role", "-lease")
     assert rights(lease) == needed(IN_LEASE_NAMESPACE)
     serving = [role for role in roles if role is not lease]
-    assert [role["metadata"].get("namespace") for role in serving] == (namespaces or [None])
+    assert [role["metadata"].get("namespace", "") for role in serving] == (namespaces or [""])
     for role in serving:
         assert rights(role) == needed(IN_SERVED_NAMESPACES)
 

@@ -69,7 +69,7 @@ def install_operator(kube: Kube, images: References, *, replicas: int = 1) -> No
 
 def clear_interrupted(kube: Kube) -> None:
     """A Helm that was killed leaves its release "pending", and the next one refuses to touch it."""
-    releases = json.loads(kube.helm("list", "--namespace", NAMESPACE, "--all", "--output", "json") or "[]")
+    releases = json.loads(kube.helm("list", "--namespace", NAMESPACE, "--output", "json") or "[]")
     status = next((item["status"] for item in releases if item["name"] == RELEASE), "")
     if status in {"pending-install", "uninstalling", "failed"}:
         with contextlib.suppress(CommandFailed):
