@@ -47,7 +47,8 @@ def canonical(text: str) -> str:
         if match and match.group(3) and abs(value) >= 1024 and value == value.to_integral_value():
             return _largest_binary(int(value))
         if match and match.group(2):
-            return _largest_decimal(value, as_exponent=True)
+            exact = _largest_decimal(value, as_exponent=True)
+            return text if text.lower() == exact else exact  # a capital E stays where nothing else changes
         return _largest_decimal(value, as_exponent=False)
 
 
