@@ -13,7 +13,7 @@ from math import prod
 
 from hpu_engine.planning.model import ModelDescription
 from hpu_engine.planning.parallel import Layout
-from hpu_engine.planning.shapes import Kind, Size, StepLimits
+from hpu_engine.planning.shapes import Kind, StepLimits
 from hpu_engine.planning.weights_memory import ITEM_BYTES
 
 EXPERT_CHUNK_TOKENS = 4096
@@ -58,8 +58,8 @@ def activation_plan(model: ModelDescription, layout: Layout, limits: StepLimits,
     tokens = limits.flat_tokens
     tensors = [
         *_flat(model, layout, tokens, item),
-        *_prefill(model, layout, limits.largest(Kind.PREFILL), limits.block_size, tokens, item),
-        *_decode(model, layout, limits.largest(Kind.DECODE), limits.block_size, tokens, item),
+        *_prefill(model, layout, limits, tokens, item),
+        *_decode(model, layout, limits, tokens, item),
         *_sampler(model, layout, limits.largest(Kind.SAMPLER)[0], item),
     ]
     phases: dict[str, int] = {}
@@ -110,10 +110,10 @@ def _projections(
 
 
 def _prefill(
-    model: ModelDescription, layout: Layout, size: Size, block_size: int, tokens: int, item: int
+    model: ModelDescription, layout: Layout, limits: StepLimits, tokens: int, item: int
 ) -> Iterator[ActivationTensor]:
-    new, blocks = size
-    seen = blocks * block_size + new
+    new, blocks = limits.largest(Kind.PREFILL)
+    seen = blocks * limits.block_size + new
     heads, kv_heads = model.heads // layout.tensor, layout.kv_heads_per_card(model)
     phase = "prefill attention"
     yield from _projections(phase, model, layout, tokens, item)
@@ -123,9 +123,10 @@ def _prefill(
 
 
 def _decode(
-    model: ModelDescription, layout: Layout, size: Size, block_size: int, tokens: int, item: int
+    model: ModelDescription, layout: Layout, limits: StepLimits, tokens: int, item: int
 ) -> Iterator[ActivationTensor]:
-    rows, blocks = size
+    rows, blocks = limits.largest(Kind.DECODE)
+    block_size = limits.block_size
     heads, kv_heads = model.heads // layout.tensor, layout.kv_heads_per_card(model)
     phase = "decode attention"
     yield from _projections(phase, model, layout, tokens, item)

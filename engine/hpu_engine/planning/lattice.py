@@ -24,7 +24,7 @@ def doubling_lattice(most: int, *, steps: int, least: int = 1) -> tuple[int, ...
 
 def lattices(kind: Kind, limits: StepLimits, recipes: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The candidate values of both sizes of `kind`: finer where `recipes` are many, or they could not be spent."""
-    finer = 1 if recipes <= 300 else 2 if recipes <= 1200 else 4
+    finer = 1 if recipes <= 300 else 2 if recipes <= 1000 else 4
     first, second = limits.largest(kind)
     match kind:
         case Kind.FLAT:
