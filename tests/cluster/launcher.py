@@ -78,11 +78,8 @@ def _running(request: Request) -> Cluster | None:
     """The running cluster of this name, if it is what was asked for; None when there is none, or a dead one."""
     try:
         cluster = state.load(request.name)
-    except NotRunning:
-        folder = state.folder_of(request.name)
-        if folder.exists() and any(folder.iterdir()) and not (folder / "run").exists():
-            raise StateConflict(f"{folder} holds files that are not a cluster's", "choose another --name") from None
-        return None
+    except (NotRunning, StateConflict):
+        return None  # there is none, or its record is damaged and it is as good as dead
     if not cluster.ready or not all(alive for _, alive in status(cluster)):
         return None
     have = (cluster.nodes, cluster.cards, cluster.version)
@@ -114,7 +111,7 @@ def _record(request: Request, binaries: Path) -> Cluster:
     )
     try:
         for room in (folder, folder / "run", folder / "log"):
-            room.mkdir(mode=0o700)
+            room.mkdir(mode=0o700, exist_ok=True)
         state.save(cluster)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -149,6 +146,9 @@ def down(name: str) -> bool:
 
 def _remove(name: str) -> None:
     folder = state.folder_of(name)
+    # What `_record` makes first is the folder `run`: without it, whatever is there is not ours.
+    if folder.exists() and any(folder.iterdir()) and not (folder / "run").exists():
+        raise StateConflict(f"{folder} holds files that are not a cluster's", "choose another --name")
     uid = None
     with contextlib.suppress(NotRunning, StateConflict):
         uid = state.load(name).uid

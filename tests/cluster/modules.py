@@ -59,7 +59,8 @@ CONTAINERD = (
     Program("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
 )
 RUNC = (Program("runc", "github.com/opencontainers/runc"),)
-COREDNS = (Program("coredns", "github.com/coredns/coredns"),)
+# CoreDNS with the plugins that dns.py configures: see go/coredns/main.go.
+COREDNS = (Program("coredns", "hpu.dev/tests/cluster/go/coredns"),)
 DEVICE_PLUGIN = (Program("deviceplugin", "hpu.dev/tests/cluster/go/deviceplugin"),)
 REGISTRY = (Program("registry", "hpu.dev/tests/cluster/go/registry"),)
 HELM = (Program("helm", "helm.sh/helm/v4/cmd/helm"),)
@@ -127,7 +128,6 @@ def _write_derived(folder: Path, version: str) -> None:
     lines += ["tool (", *(f"\t{program.package}" for program in CONTROL_PLANE + NODE), ")", ""]
     lines += [f"require k8s.io/kubernetes v{version}", f"require go.etcd.io/etcd/server/v3 {etcd[1]}", ""]
     lines += ["replace (", *(f"\t{module} => {module} {release}" for module in staging), ")", ""]
-    (folder / "go.mod").write_text("\n".join(lines))
     # go.sum is the sign of completeness: it is put in place last.
     aside = folder / ".aside"
     aside.mkdir(exist_ok=True)

@@ -44,9 +44,7 @@ def kernel_features(cgroup_mount: Path = cgroups.MOUNT) -> list[Missing]:
     ]
     if controllers := cgroups.missing_controllers(cgroup_mount):
         names = ", ".join(controllers)
-        found.append(
-            Missing(f"no cgroup controllers {names} below {cgroup_mount}", "mount them, or enable them at boot")
-        )
+        found.append(Missing(f"no cgroup controllers {names} in {cgroup_mount}", "mount them, or enable them at boot"))
     return found
 
 

@@ -138,8 +138,8 @@ def orphans() -> list[str]:
 @contextlib.contextmanager
 def locked(name: str, *, wait_seconds: float) -> Iterator[None]:
     """Hold the right to change a cluster; StateConflict when another launcher keeps it longer than `wait_seconds`."""
-    root().mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder_of(name).with_suffix(".lock")
+    root().mkdir(mode=0o700, parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_seconds
     while True:
         handle = path.open("a+")
