@@ -18,19 +18,16 @@ from hpu_engine.core.wire import HEADER_BYTES, decode_to_server, encode_frame
 TIMEOUT_SECONDS = 60.0
 
 
+REAL = (sys.executable, "-m", "hpu_engine.worker")
+
+
 class WorkerProcess:
-    def __init__(self, config: EngineConfig) -> None:
+    """`command` starts another program that speaks the same messages."""
+
+    def __init__(self, config: EngineConfig, command: tuple[str, ...] = REAL) -> None:
         self.socket, theirs = socket.socketpair()
-        command = [
-            sys.executable,
-            "-m",
-            "hpu_engine.worker",
-            "--fd",
-            str(theirs.fileno()),
-            "--parent",
-            str(os.getpid()),
-        ]
-        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        words = [*command, "--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
+        self.process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
         theirs.close()
         self._buffer = b""
         self.seen: list[ToServer] = []
@@ -79,8 +76,8 @@ class WorkerProcess:
 
 
 @contextmanager
-def worker_process(config: EngineConfig) -> Iterator[WorkerProcess]:
-    worker = WorkerProcess(config)
+def worker_process(config: EngineConfig, command: tuple[str, ...] = REAL) -> Iterator[WorkerProcess]:
+    worker = WorkerProcess(config, command)
     try:
         yield worker
     finally:

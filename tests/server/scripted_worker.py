@@ -54,8 +54,9 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Row:
     """One request: how many of its tokens are out."""
 
-    def __init__(self, submit: Submit) -> None:
+    def __init__(self, submit: Submit, limit: int) -> None:
         self.submit = submit
+        self.limit = limit
         self.emitted = 0
 
     def next_token(self) -> int:
@@ -70,7 +71,7 @@ class Row:
             tokens.append(self.next_token())
             if tokens[-1] in params.stop_token_ids:
                 return self._output(tokens, "stop", tokens[-1])
-            if self.emitted >= params.max_tokens:
+            if self.emitted >= self.limit:
                 return self._output(tokens, "length")
         return self._output(tokens)
 
@@ -84,6 +85,7 @@ class ScriptedWorker:
     def __init__(self, connection: WorkerConnection, script: Script) -> None:
         self.connection = connection
         self.script = script
+        self.block_size = 0
         self.rows: dict[str, Row] = {}
         self.steps = 0
 
@@ -91,6 +93,7 @@ class ScriptedWorker:
         configure = self.connection.receive()
         assert isinstance(configure, Configure)
         script = self.script
+        self.block_size = configure.config.block_size
         self.connection.send(Progress(phase=Phase.LOADING, done=0, total=1000))
         time.sleep(script.load_seconds)
         if script.fatal is not None:
@@ -104,7 +107,7 @@ class ScriptedWorker:
             Loaded(
                 max_model_len=script.max_model_len,
                 num_kv_blocks=script.num_kv_blocks,
-                block_size=configure.config.block_size,
+                block_size=self.block_size,
                 max_batched_tokens=256,
                 architecture="LlamaForCausalLM",
                 dtype="bfloat16",
@@ -147,13 +150,14 @@ class ScriptedWorker:
                 self.step()
 
     def submit(self, message: Submit) -> None:
-        capacity = self.script.num_kv_blocks * 128
-        needed = len(message.prompt_token_ids) + message.params.max_tokens
-        if needed > capacity:
-            text = f"prompt and output need {needed} KV slots; there are {capacity}"
-            self.connection.send(Rejected(request_id=message.request_id, message=text, param="max_tokens"))
+        """Like the real one: a prompt that leaves no room is refused, an output that is too long is cut."""
+        longest = min(self.script.max_model_len, self.script.num_kv_blocks * self.block_size)
+        prompt = len(message.prompt_token_ids)
+        if prompt + 1 > longest:
+            text = f"the prompt has {prompt} tokens, there is room for {longest}"
+            self.connection.send(Rejected(request_id=message.request_id, message=text, param="prompt"))
         else:
-            self.rows[message.request_id] = Row(message)
+            self.rows[message.request_id] = Row(message, min(message.params.max_tokens, longest - prompt))
 
     def step(self) -> None:
         if self.script.die_after_steps is not None and self.steps >= self.script.die_after_steps:

@@ -15,6 +15,7 @@ import structlog
 from hpu_engine import __version__
 from hpu_engine.contract import ControlState, ModelIdentity, Phase, PlanInput, TerminationMessage
 from hpu_engine.server.rank import Rank
+from hpu_engine.server.termination import in_words
 
 log = structlog.get_logger()
 
@@ -52,7 +53,7 @@ class Pod:
         for rank in self.ranks:
             if evidence.rank in (None, rank.number):
                 rank.fail(evidence)
-        log.error("failed", reason=str(evidence.reason), rank=evidence.rank, error=evidence.message)
+        log.error("failed", reason=str(evidence.reason), rank=evidence.rank, error=in_words(evidence))
         self.has_failed.set()
 
     # --- what it answers
@@ -87,7 +88,7 @@ class Pod:
     def why_not_alive(self) -> str | None:
         """None while the step loops move, or the start does."""
         if self.failure is not None:
-            return f"{self.failure.reason}: {self.failure.message}"
+            return f"{self.failure.reason}: {in_words(self.failure)}"
         for rank in self.ranks:
             if rank.is_serving:
                 age = rank.heartbeat_age_seconds

@@ -72,10 +72,11 @@ class _Generation(BaseModel):
     temperature: Annotated[Float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[Float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[Int, Field(ge=-1, lt=INT64)] | None = None
-    seed: Annotated[Int, Field(ge=-INT64, lt=INT64)] | None = None
+    seed: Annotated[Int, Field(gt=-INT64, lt=INT64)] | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[Annotated[Int, Field(ge=0)], ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
+    cache_salt: str = Field("", max_length=256)
     skip_special_tokens: bool = True
     stream: bool = False
     stream_options: StreamOptions | None = None

@@ -26,6 +26,7 @@ from hpu_engine.core.wire import ServerConnection
 from hpu_engine.server.errors import ApiError
 from hpu_engine.server.generation import Generation
 from hpu_engine.server.metrics import RankMetrics
+from hpu_engine.server.termination import in_words
 
 log = structlog.get_logger()
 
@@ -169,7 +170,7 @@ class Rank:
 
     def fail(self, evidence: TerminationMessage) -> None:
         self.phase = Phase.FAILED
-        self._error = evidence.message
+        self._error = in_words(evidence)
 
     @property
     def is_serving(self) -> bool:

@@ -26,7 +26,7 @@ from hpu_engine.server.pod import Pod
 from hpu_engine.server.rank import Rank
 from hpu_engine.server.supervisor import WORKER_COMMAND, Worker
 from hpu_engine.server.terminal import configure_logging, show_progress
-from hpu_engine.server.termination import Failed, write_termination_log
+from hpu_engine.server.termination import Failed, in_words, write_termination_log
 from hpu_engine.settings import ServeSettings, flag_of
 
 log = structlog.get_logger()
@@ -48,7 +48,7 @@ def run(settings: ServeSettings, worker_command: tuple[str, ...] = WORKER_COMMAN
     except Exception as error:
         log.exception("the server failed")
         evidence = _internal(error)
-    sys.stderr.write(f"error: {evidence.message}\n")
+    sys.stderr.write(f"error: {in_words(evidence)}\n")
     if settings.termination_log is not None:
         write_termination_log(settings.termination_log, evidence)
     return EXIT_CODES[evidence.reason]
@@ -124,7 +124,7 @@ class _Server:
 
     async def _show_failure(self, evidence: TerminationMessage) -> None:
         """Open streams get their error; where clients or an operator look, they get time to see it."""
-        self.engine.fail_all(ApiError(500, f"the engine failed: {evidence.message}", code="engine_failed"))
+        self.engine.fail_all(ApiError(500, f"the engine failed: {in_words(evidence)}", code="engine_failed"))
         if self.has_served:
             await asyncio.sleep(FAILED_LINGER_SECONDS)
 

@@ -141,6 +141,7 @@ def make_jobs(
                 seed=request.seed,
                 stop_token_ids=tuple(dict.fromkeys((*request.stop_token_ids, *own))),
                 ignore_eos=request.ignore_eos,
+                cache_salt=request.cache_salt,
             ),
             stops=request.stop,
             decode=decode,

@@ -16,6 +16,12 @@ class Failed(Exception):
         self.evidence = evidence
 
 
+def in_words(evidence: TerminationMessage) -> str:
+    """One line for a person: which file, which tensor, what is wrong. A message may name the file already."""
+    places = [place for place in (evidence.path, evidence.tensor) if place and place not in evidence.message]
+    return ": ".join([*places, evidence.message])
+
+
 def write_termination_log(path: Path, evidence: TerminationMessage) -> None:
     """Written in place: a kubelet mounts the file itself, so it cannot be replaced by renaming another over it.
 
