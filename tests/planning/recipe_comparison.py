@@ -11,20 +11,18 @@ both variants, and not for vllm-gaudi.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
 
 from hpu_engine.planning.buckets import BucketSet, plan_buckets
 from hpu_engine.planning.cards import CARDS
-from hpu_engine.planning.model import describe
 from hpu_engine.planning.parallel import Layout
 from hpu_engine.planning.shapes import Kind, StepLimits, StepShape
 from hpu_engine.planning.step_cost import StepCost, step_cost
 from hpu_engine.planning.trace import Lengths, assumed_histogram, observed_histogram, simulate
+from tests.planning.facts import ERNIE_21B, published
 from tests.planning.traces import TRACES, halves
 from tests.planning.vllm_gaudi import GENERATORS, Lookup, Settings
 
@@ -58,11 +56,8 @@ class Comparison:
 
 
 def reference_cost(block_size: int) -> StepCost:
-    facts = json.loads((Path(__file__).parent / "facts" / "model_configs.json").read_text())
-    fact = next(fact for fact in facts if fact["model"] == "baidu/ERNIE-4.5-21B-A3B-PT")
-    model = describe(fact["config"], fact["source"])
     return step_cost(
-        model,
+        published(ERNIE_21B),
         Layout(),
         CARDS["gaudi2"],
         weight_format="bfloat16",
