@@ -12,10 +12,13 @@ from pathlib import Path
 from tests.models.smollm2 import smollm2
 from tests.models.store import staged
 from tests.models.tiny import FAMILIES, tiny
+from tests.models.upcycled import smollm2_ernie_moe, smollm2_mixtral
 
 CHECKPOINTS: dict[str, Callable[[], Path]] = {
     "smollm2": smollm2,
     "smollm2-fp32": partial(smollm2, "float32"),
+    "smollm2-mixtral": smollm2_mixtral,
+    "smollm2-ernie-moe": smollm2_ernie_moe,
     **{f"tiny-{family.replace('_', '-')}": partial(tiny, family) for family in FAMILIES},
 }
 

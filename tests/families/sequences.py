@@ -1,0 +1,104 @@
+"""A transformer driven row by row, without scheduler or server: the test says what each step carries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpu_engine.core.batch import build_batch
+from hpu_engine.core.request import Request
+from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.core.scheduler import Row, Step
+from hpu_engine.device.cpu import CpuDevice
+from hpu_engine.model.builder import build_transformer
+from hpu_engine.model.kv_cache import LayerCache, allocate_kv_cache
+from hpu_engine.model.transformer import Transformer
+from hpu_engine.model.weights.placement import Placement
+from hpu_engine.parallel.collectives import ALONE, Groups
+from hpu_engine.planning.model import read_model_description
+
+BLOCK_SIZE = 16
+BLOCKS_PER_SEQUENCE = 12
+
+
+@dataclass
+class Sequences:
+    """`tokens` are whole sequences; `step` computes the next tokens of some of them."""
+
+    transformer: Transformer
+    caches: Sequence[LayerCache]
+    tokens: Sequence[Sequence[int]]
+    computed: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.computed = [0] * len(self.tokens)
+
+    @torch.inference_mode()
+    def step(self, new: Sequence[tuple[int, int]]) -> None:
+        """`new` has (sequence, number of new tokens); their logits are kept in `logits`."""
+        rows = [self._row(index, count) for index, count in new]
+        batch = build_batch(Step(tuple(rows)), BLOCK_SIZE)
+        logits = self.transformer.logits(self.transformer.hidden(batch, self.caches))
+        position = 0
+        for index, count in sorted(new, key=lambda pair: pair[1] == 1):  # singles stand behind chunks
+            self._kept(index).append(logits[position : position + count])
+            self.computed[index] += count
+            position += count
+
+    def logits(self, index: int) -> Tensor:
+        return torch.cat(self._kept(index))
+
+    def _kept(self, index: int) -> list[Tensor]:
+        self._logits: dict[int, list[Tensor]] = getattr(self, "_logits", {})
+        return self._logits.setdefault(index, [])
+
+    def _row(self, index: int, count: int) -> Row:
+        request = Request(str(index), list(self.tokens[index]), SamplingParams(), seed=0)
+        first = 1 + index * BLOCKS_PER_SEQUENCE
+        request.blocks = list(range(first, first + BLOCKS_PER_SEQUENCE))
+        return Row(request, self.computed[index], count, emits=True)
+
+
+def open_sequences(
+    directory: Path,
+    tokens: Sequence[Sequence[int]],
+    *,
+    dtype: torch.dtype = torch.float32,
+    placement: Placement | None = None,
+    groups: Groups = ALONE,
+) -> Sequences:
+    """The checkpoint, or one worker's part of it."""
+    description = read_model_description(directory)
+    transformer = build_transformer(
+        directory,
+        description,
+        CpuDevice(),
+        dtype=dtype,
+        max_len=BLOCK_SIZE * BLOCKS_PER_SEQUENCE,
+        on_bytes=lambda _done, _total: None,
+        placement=placement,
+        groups=groups,
+    )
+    own = description.model_copy(update={"kv_heads": (placement or Placement()).kv_heads(description)})
+    caches = allocate_kv_cache(own, len(tokens) * BLOCKS_PER_SEQUENCE, BLOCK_SIZE, dtype)
+    return Sequences(transformer, caches, tokens)
+
+
+def random_tokens(count: int, length: int, vocab: int, seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, vocab, (count, length), generator=generator).tolist()
+
+
+def reference_logits(directory: Path, tokens: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> Tensor:
+    """transformers' logits [sequences, tokens, vocab] of sequences of one length."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+    with torch.inference_mode():
+        logits: Tensor = model(torch.tensor(tokens)).logits
+    return logits.float()
