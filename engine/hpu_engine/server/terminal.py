@@ -32,10 +32,13 @@ def configure_logging() -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
-            structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, pad_level=False),
+            structlog.dev.ConsoleRenderer(
+                colors=colors, pad_event_to=0, pad_level=False, exception_formatter=structlog.dev.plain_traceback
+            ),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(20),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        # Looked up for each line: while bars are shown, stderr is theirs and puts lines above them.
+        logger_factory=lambda *_: structlog.WriteLogger(sys.stderr),
     )
 
 
