@@ -114,7 +114,9 @@ class Operator:
             held.cancel()
             return 0
         tasks = [held, self._task("rank watch ended", watch.run()), self._task("sweep ended", intake.sweep())]
-        workers = [self._task("worker ended", work(queue, reconciler, self._metrics)) for _ in range(settings.workers)]
+        workers = [
+            self._task("worker ended", work(queue, reconciler, lease, self._metrics)) for _ in range(settings.workers)
+        ]
         kopf = self._start_watches(intake)
         reason = await self._until_end()
         self._stopping = True

@@ -51,7 +51,7 @@ class ScriptedRanks:
         self.default: ControlState | None = state(Phase.READY)
         self._said: dict[tuple[str, str], ControlState | None] = {}
         self.asked = 0
-        self._base = ""
+        self.base = ""
         app = web.Application()
         app.router.add_get("/{namespace}/{pod}" + STATE_PATH, self._answer)
         self._runner = web.AppRunner(app, access_log=None)
@@ -61,7 +61,7 @@ class ScriptedRanks:
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
         host, port = self._runner.addresses[0][:2]
-        self._base = f"http://{host}:{port}"
+        self.base = f"http://{host}:{port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -73,7 +73,7 @@ class ScriptedRanks:
     def url_of(self, pod: Mapping[str, Any]) -> str | None:
         """In place of `hpu_operator.ranks.control_url`."""
         metadata = pod["metadata"]
-        return f"{self._base}/{metadata['namespace']}/{metadata['name']}"
+        return f"{self.base}/{metadata['namespace']}/{metadata['name']}"
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1

@@ -43,7 +43,8 @@ def run(
         str, typer.Option(envvar=_variable("LEASE_NAME"), help="Name of the Lease.")
     ] = "hpu-operator",
     identity: Annotated[
-        str, typer.Option(envvar=_variable("IDENTITY"), help="This replica, such as its pod's name.")
+        str,
+        typer.Option(envvar=_variable("IDENTITY"), help="Name of the pod this runs in. None: a new one per process."),
     ] = "",
     listen_host: Annotated[
         str, typer.Option(envvar=_variable("LISTEN_HOST"), help="Where health and metrics listen.")
@@ -69,8 +70,8 @@ def run(
         listen_port=listen_port,
         lease_namespace=lease_namespace,
         lease_name=lease_name,
-        # Unique per process: a container that restarts in the same pod is another candidate.
-        identity=f"{identity or socket.gethostname()}_{os.getpid()}_{uuid4().hex[:8]}",
+        # A name that was given belongs to one process at a time; a host's name may not.
+        identity=identity or f"{socket.gethostname()}_{os.getpid()}_{uuid4().hex[:8]}",
     )
     raise typer.Exit(asyncio.run(run_operator(settings)))
 

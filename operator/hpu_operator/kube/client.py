@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -29,6 +30,7 @@ _PAGE = "500"
 _CONNECTIONS = 32
 _APPLY = "application/apply-patch+yaml"
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_NO_RIGHT = re.compile(r"cannot \w+ resource")
 USER_AGENT = f"hpu-operator/{version('hpu-inference')}"
 
 
@@ -55,6 +57,7 @@ class Client:
 
     def __init__(self, configuration: Configuration, metrics: Metrics) -> None:
         self._api = ApiClient(configuration)
+        self._api.user_agent = USER_AGENT
         self._metrics = metrics
 
     async def close(self) -> None:
@@ -71,7 +74,8 @@ class Client:
         found: list[Live] = []
         while True:
             page = await self._call("GET", kind, kind.path(namespace), query)
-            found += page.get("items") or []
+            # Items of a list come without what kind they are; everywhere else an object says so.
+            found += [{**item, **kind.type_meta} for item in page.get("items") or []]
             token = page.get("metadata", {}).get("continue")
             if not token:
                 return Listed(found, int(page["metadata"].get("resourceVersion") or 0))
@@ -117,7 +121,7 @@ class Client:
         content_type: str = "application/json",
     ) -> Live:
         action = f"{verb} {path}"
-        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": USER_AGENT}
+        headers = {"Accept": "application/json", "Content-Type": content_type}
         began = time.monotonic()
         status = 0
         try:
@@ -154,6 +158,7 @@ def _error(action: str, status: int, data: bytes) -> KubeError:
     # An apply whose fields do not fit the schema is answered with 500, and will be for ever.
     if status == 500 and "failed to create typed patch object" in message:
         return Refused(action, status, message)
-    if status in (401, 429) or status >= 500:
+    # Rights are looked up in a cache of the server's, which is empty for a moment when it starts.
+    if status in (401, 429) or status >= 500 or (status == 403 and _NO_RIGHT.search(message)):
         return Unavailable(action, status, message)
     return Refused(action, status, message)

@@ -18,6 +18,11 @@ class Kind:
     kind: str
     selector: str = ""
 
+    @property
+    def type_meta(self) -> dict[str, str]:
+        version = f"{self.group}/{self.version}" if self.group else self.version
+        return {"apiVersion": version, "kind": self.kind}
+
     def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]

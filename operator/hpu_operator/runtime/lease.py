@@ -1,8 +1,13 @@
 """Leadership by a Lease, and nothing else decides who works.
 
 The holder renews every `RENEW_SECONDS`; a candidate takes over when the holder has not renewed for the lease's duration
-*as this candidate has seen it*, so clocks of two machines are never compared. A holder that cannot renew in time has
-lost, whatever the server thinks; losing ends the process.
+*as this candidate has seen it*, so clocks of two machines are never compared. A holder that could not renew for
+`DEADLINE_SECONDS` works on nothing, because another may have taken over; when the server answers again it either
+still holds the lease and goes on, or has lost it, and losing ends the process. So an outage of the API server, in which
+nobody can take over, costs no restart.
+
+An identity that was given (a pod's name) belongs to one process at a time: a container that is restarted in the same
+pod takes its predecessor's lease at once.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ from hpu_operator.kube.port import Conflict, KubeApi, KubeError
 
 DURATION_SECONDS = 15
 DEADLINE_SECONDS = 10.0
-"""A holder that has not renewed for this long gives up, before a candidate may take over."""
+"""A holder that has not renewed for this long rests, before a candidate may take over."""
 
 RENEW_SECONDS = 3.0
 RETRY_SECONDS = 2.0
@@ -40,6 +45,7 @@ class Lease:
         self._seen: tuple[str, str] | None = None
         self._seen_at = 0.0
         self._renewed_at = 0.0
+        self._renewed = asyncio.Event()
 
     async def acquire(self) -> None:
         """Return once this process holds the lease. Never raises `KubeError`: it keeps trying."""
@@ -53,20 +59,21 @@ class Lease:
             await asyncio.sleep(RETRY_SECONDS * (1 + 0.2 * random.random()))  # noqa: S311 - spreads candidates
 
     async def hold(self) -> None:
-        """Renew until the lease is lost; then return."""
+        """Renew until another process holds the lease; then return."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
-            remaining = self._renewed_at + DEADLINE_SECONDS - self._clock()
             try:
-                held = await asyncio.wait_for(self._try(), max(remaining, 0.1))
-            except (KubeError, TimeoutError) as error:
-                if self._clock() - self._renewed_at >= DEADLINE_SECONDS:
-                    _log.error("lease lost: it could not be renewed", error=str(error))
+                if not await asyncio.wait_for(self._try(), DEADLINE_SECONDS):
+                    _log.error("lease lost: another process holds it")
                     return
-                continue
-            if not held:
-                _log.error("lease lost: another process holds it")
-                return
+            except (KubeError, TimeoutError) as error:
+                _log.warning("lease not renewed", error=str(error))
+
+    async def confirmed(self) -> None:
+        """Return at once while the lease was renewed in time, else when it has been renewed again."""
+        while self._clock() - self._renewed_at >= DEADLINE_SECONDS:
+            self._renewed.clear()
+            await self._renewed.wait()
 
     async def release(self) -> None:
         """Let another candidate take over at once."""
@@ -91,8 +98,10 @@ class Lease:
                 spec = self._spec(live["spec"])
                 await self._api.replace(LEASE, self._namespace, self._name, {**live, "spec": spec})
         except Conflict:
-            return False
+            # Somebody else wrote it at the same moment: who holds it now is seen the next time.
+            return self._renewed_at > 0 and live is not None and live["spec"].get("holderIdentity") == self._identity
         self._renewed_at = began
+        self._renewed.set()
         return True
 
     def _may_take(self, live: dict[str, Any]) -> bool:

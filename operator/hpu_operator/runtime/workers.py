@@ -9,15 +9,17 @@ import structlog
 from hpu_operator.kube.port import KubeError, Unavailable
 from hpu_operator.metrics import Metrics
 from hpu_operator.runtime.key import Key
+from hpu_operator.runtime.lease import Lease
 from hpu_operator.runtime.queue import FAILURE_LIMIT_SECONDS, UNAVAILABLE_LIMIT_SECONDS, Queue
 from hpu_operator.runtime.reconciler import Reconciler
 
 _log = structlog.get_logger(__name__)
 
 
-async def work(queue: Queue, reconciler: Reconciler, metrics: Metrics) -> None:
-    """One worker; returns when the queue is closed. Only cancellation gets out of it."""
+async def work(queue: Queue, reconciler: Reconciler, lease: Lease, metrics: Metrics) -> None:
+    """One worker, at work while the lease is confirmed; returns when the queue is closed."""
     while (key := await queue.take()) is not None:
+        await lease.confirmed()
         began = time.monotonic()
         result = await _one(key, queue, reconciler)
         metrics.reconciled(result, time.monotonic() - began)

@@ -1,0 +1,44 @@
+"""Who wrote what, from the API server's audit log: the proof of "nothing was written"."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+_WRITES = {"create", "update", "patch", "delete", "deletecollection"}
+
+
+@dataclass(frozen=True)
+class Write:
+    verb: str
+    resource: str
+    name: str
+    agent: str
+    code: int
+
+
+class Audit:
+    """Reads the log from where it stood when this was made."""
+
+    def __init__(self, path: Path, namespace: str) -> None:
+        self._path = path
+        self._namespace = namespace
+        self._start = path.stat().st_size
+
+    def writes(self, agent: str = "hpu-operator/", *, leases: bool = False) -> list[Write]:
+        """Writes in the namespace since then, by a user agent that starts with `agent`."""
+        with self._path.open() as log:
+            log.seek(self._start)
+            events = [json.loads(line) for line in log if line.endswith("\n")]
+        found = []
+        for event in events:
+            about = event.get("objectRef") or {}
+            if event["verb"] not in _WRITES or about.get("namespace") != self._namespace:
+                continue
+            if not event.get("userAgent", "").startswith(agent) or (about["resource"] == "leases" and not leases):
+                continue
+            resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
+            code = int((event.get("responseStatus") or {}).get("code", 0))
+            found.append(Write(event["verb"], resource, about.get("name", ""), event["userAgent"], code))
+        return found
