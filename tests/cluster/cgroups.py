@@ -74,10 +74,15 @@ def _delegate(mount: Path) -> None:
         (mount / "cgroup.subtree_control").write_text(" ".join(wanted))
 
 
+def folders(uid: str, node: str = "", mount: Path = MOUNT) -> list[Path]:
+    """The folders of a node, or of a whole cluster, in every hierarchy."""
+    return [path for hierarchy in hierarchies(mount) for path in sorted(hierarchy.glob(name(uid, node or "*")))]
+
+
 def remove(uid: str, node: str = "", mount: Path = MOUNT, timeout_seconds: float = 5.0) -> None:
     """Remove the folders of a node, or of a whole cluster. A folder stays busy until its last process is buried."""
     deadline = time.monotonic() + timeout_seconds
-    while left := [path for hierarchy in hierarchies(mount) for path in hierarchy.glob(name(uid, node or "*"))]:
+    while left := folders(uid, node, mount):
         for top in left:
             for folder, _, _ in os.walk(top, topdown=False):
                 with contextlib.suppress(OSError):

@@ -97,7 +97,6 @@ def _record(request: Request, binaries: Path) -> Cluster:
     cluster = Cluster(
         name=request.name,
         folder=folder,
-        uid=state.new_uid(),
         nodes=request.nodes,
         cards=request.cards,
         version=request.version,
@@ -149,17 +148,13 @@ def _remove(name: str) -> None:
     # What `_record` makes first is the folder `run`: without it, whatever is there is not ours.
     if folder.exists() and any(folder.iterdir()) and not (folder / "run").exists():
         raise StateConflict(f"{folder} holds files that are not a cluster's", "choose another --name")
-    uid = None
-    with contextlib.suppress(NotRunning, StateConflict):
-        uid = state.load(name).uid
     survivors = processes.end_all(folder)
     if survivors:
         pids = " ".join(str(process.pid) for process in survivors)
         raise ClusterError(
             f"cluster {name}: processes {pids} do not end", "look at their state in /proc, then run down again"
         )
-    if uid is not None:
-        cgroups.remove(uid)
+    cgroups.remove(state.uid_of(folder))
     _remove_folder(folder)
 
 

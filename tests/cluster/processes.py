@@ -196,15 +196,7 @@ def _only_child(parent: Process, timeout_seconds: float = 5.0) -> Process:
 
 def marked(folder: Path) -> list[Process]:
     """Every process of this folder that this user may see, except the caller and its ancestors."""
-    return _with_environment(f"\0{MARK}={folder}\0".encode())
-
-
-def marked_below(root: Path) -> list[Process]:
-    """The same for every state folder below `root`, also one that has gone."""
-    return _with_environment(f"\0{MARK}={root}/".encode())
-
-
-def _with_environment(needle: bytes) -> list[Process]:
+    needle = f"\0{MARK}={folder}\0".encode()
     spared = _ancestry()
     found = []
     for entry in Path("/proc").iterdir():

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -28,13 +28,12 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
 class Cluster:
     """What was asked for and what was chosen for it. `nodes == 0` is the control plane alone, without root.
 
-    `uid` names what lives outside the folder (cgroups). `owner` is the test run that made it: when that has gone,
-    anyone may remove the cluster. `api_port` is the port on the host's loopback in both sizes.
+    `owner` is the test run that made it: when that has gone, anyone may remove the cluster.
+    `api_port` is the port on the host's loopback in both sizes.
     """
 
     name: str
     folder: Path
-    uid: str
     nodes: int
     cards: int
     version: str
@@ -46,6 +45,10 @@ class Cluster:
     scheduler_port: int
     ready: bool = False
     owner: Process | None = None
+
+    @property
+    def uid(self) -> str:
+        return uid_of(self.folder)
 
     @property
     def kubeconfig(self) -> Path:
@@ -86,8 +89,9 @@ def folder_of(name: str) -> Path:
     return root() / name
 
 
-def new_uid() -> str:
-    return secrets.token_hex(4)
+def uid_of(folder: Path) -> str:
+    """What names the things of a cluster that lie outside its folder. Found again without reading the folder."""
+    return hashlib.sha256(str(folder).encode()).hexdigest()[:8]
 
 
 def save(cluster: Cluster) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import control_plane, launcher, ports, preflight, state, traces
+from tests.cluster import cgroups, control_plane, launcher, ports, preflight, processes, state, traces
 from tests.cluster.api import wait_for
 from tests.cluster.errors import ComponentFailed, MissingRequirement, StateConflict
 
@@ -28,7 +28,7 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for name in state.names():
         launcher.down(name)
-    assert traces.members(folder) == []
+    assert traces.members(folder / "t") == []
     assert not folder.exists()
 
 
@@ -75,7 +75,7 @@ def test_taken_port_is_named_and_the_next_try_chooses_another(clusters: Path, mo
         with pytest.raises(ComponentFailed, match=r"apiserver ended: another program took(.|\n)*-> run up again"):
             launcher.up(launcher.Request("t", nodes=0))
         assert not clusters.exists()
-        assert traces.members(clusters) == []
+        assert traces.members(clusters / "t") == []
 
 
 def test_listening_ports_are_not_chosen() -> None:
@@ -98,7 +98,7 @@ def test_full_disk_is_named_and_nothing_is_left(clusters: Path) -> None:
     assert code == 1
     assert "full" in complaint
     assert "HPU_CLUSTERS" in complaint
-    assert traces.members(clusters) == []
+    assert traces.members(clusters / "t") == []
     clusters.rmdir()
 
 
@@ -125,10 +125,16 @@ def test_damaged_state_does_not_stop_down(clusters: Path) -> None:
     folder = clusters / "t"
     (folder / "run").mkdir(parents=True)
     (folder / "cluster.json").write_text('{"name": "t", "fol')
-    code, listed = run("status")
+    code, _ = run("status")
     assert code == 1
+    # What it had outside of its folder is found all the same.
+    stray = processes.spawn(["sleep", "60"], folder=folder, log=folder / "stray.log")
+    if os.geteuid() == 0:
+        cgroups.create(state.uid_of(folder), "node-0")
     assert launcher.down("t")
-    assert not clusters.exists(), listed
+    assert not clusters.exists()
+    assert not stray.alive()
+    assert not cgroups.folders(state.uid_of(folder))
 
 
 def test_second_up_of_the_same_name_is_told_of_the_first(clusters: Path) -> None:

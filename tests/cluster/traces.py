@@ -1,7 +1,7 @@
 """What a cluster could leave on a machine, as it is now: to compare before `up`, while it runs, and after `down`.
 
-Links, routes, rules, firewall, mounts and cgroups are compared whole. Processes and namespaces of a shared machine come
-and go for other reasons, so those are only the ones that belong to a state folder.
+Links, routes, rules, firewall, mounts and settings are compared whole. Processes, namespaces and cgroups of a shared
+machine come and go for other reasons (other clusters, for one), so those are the ones of one state folder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import cgroups, processes
+from tests.cluster import cgroups, processes, state
 
 _NAMESPACES = ("net", "mnt", "pid")
 # Settings of the whole machine that a kubelet or kube-proxy would change.
@@ -50,22 +50,22 @@ class Traces:
     files: tuple[str, ...]
 
 
-def take(clusters: Path) -> Traces:
-    """The traces now. `clusters` is the folder of the state folders (HPU_CLUSTERS)."""
+def take(folder: Path) -> Traces:
+    """The traces now. `folder` is the state folder of the cluster in question, there or not."""
     return Traces(
         network=_network(),
         mounts=tuple(sorted(Path("/proc/mounts").read_text().splitlines())),
         settings=tuple((name, path.read_text()) for name in _SETTINGS if (path := Path("/proc/sys", name)).exists()),
-        cgroups=tuple(str(path) for root in cgroups.hierarchies() for path in sorted(root.glob("hpu-*"))),
-        processes=tuple(sorted(process.pid for process in members(clusters))),
-        files=tuple(str(path) for path in sorted(clusters.glob("*"))),
+        cgroups=tuple(str(path) for path in cgroups.folders(state.uid_of(folder))),
+        processes=tuple(sorted(process.pid for process in members(folder))),
+        files=tuple(str(path) for path in sorted(folder.parent.glob("*"))),
     )
 
 
-def members(clusters: Path) -> list[processes.Process]:
-    """Every process of every cluster below a folder: marked ones, and whatever lives in their PID namespaces."""
+def members(folder: Path) -> list[processes.Process]:
+    """Every process of a cluster: the marked ones, and whatever lives in their PID namespaces."""
     own = _namespace(os.getpid(), "pid")
-    marked = processes.marked_below(clusters)
+    marked = processes.marked(folder)
     rooms = {_namespace(process.pid, "pid") for process in marked} - {own, None}
     inside = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     found = {process.pid: process for process in marked}
@@ -81,14 +81,19 @@ def namespaces(of: list[processes.Process]) -> set[str]:
     return {name for process in of for kind in _NAMESPACES if (name := _namespace(process.pid, kind))} - host
 
 
-def held(wanted: set[str]) -> dict[int, str]:
-    """Which processes of the whole machine are in one of these namespaces."""
+def held(wanted: set[str], before: processes.Process) -> dict[int, str]:
+    """Which processes of the whole machine are in one of these namespaces.
+
+    The kernel gives numbers of namespaces anew: who started after `before` may have got one for namespaces of its own.
+    """
     found = {}
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            for kind in _NAMESPACES:
-                if (name := _namespace(int(entry.name), kind)) in wanted and name is not None:
-                    found[int(entry.name)] = name
+        process = processes.identify(int(entry.name)) if entry.name.isdigit() else None
+        if process is None or process.started_at > before.started_at:
+            continue
+        for kind in _NAMESPACES:
+            if (name := _namespace(process.pid, kind)) in wanted and name is not None:
+                found[process.pid] = name
     return found
 
 
