@@ -20,7 +20,7 @@ from hpu_engine.device.base import Device, ExpertKernel, Linear, UnsupportedOnDe
 from hpu_engine.device.expert_kernels import sorted_kernel
 
 _MEASURED_ROWS = (1, 32)
-_MEASURE_REPEATS = 3
+_MEASURE_REPEATS = 5
 
 
 class CpuDevice(Device):
@@ -90,18 +90,29 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear | None:
 
 
 def _is_faster(first: Linear, second: Linear, in_features: int, dtype: torch.dtype) -> bool:
-    """By the sum of time ratios over a few row counts, best of some repeats, taken in turns."""
-    balance = 0.0
-    for rows in _MEASURED_ROWS:
-        x = torch.randn(rows, in_features).to(dtype)
-        best = [float("inf"), float("inf")]
-        for _ in range(_MEASURE_REPEATS):
-            for index, linear in enumerate((first, second)):
-                started = time.perf_counter()
-                linear(x)
-                best[index] = min(best[index], time.perf_counter() - started)
-        balance += best[0] / best[1]
-    return balance < len(_MEASURED_ROWS)
+    """By the sum of time ratios over a few row counts, best of some repeats, taken in turns.
+
+    Measured in CPU time of one thread: wall time, or threads that wait for each other, would measure the neighbours.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return sum(_time_ratio(first, second, rows, in_features, dtype) for rows in _MEASURED_ROWS) < len(
+            _MEASURED_ROWS
+        )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _time_ratio(first: Linear, second: Linear, rows: int, in_features: int, dtype: torch.dtype) -> float:
+    x = torch.randn(rows, in_features).to(dtype)
+    best = [float("inf"), float("inf")]
+    for _ in range(_MEASURE_REPEATS):
+        for index, linear in enumerate((first, second)):
+            started = time.thread_time()
+            linear(x)
+            best[index] = min(best[index], time.thread_time() - started)
+    return best[0] / best[1]
 
 
 def _host_available_bytes() -> int:

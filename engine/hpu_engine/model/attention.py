@@ -1,6 +1,8 @@
-"""Attention over paged KV in one formula: product, softmax in float32, product. For chunks and single tokens alike.
+"""Attention of one step over paged KV: rows with several new tokens (chunks) and rows with one (singles).
 
-What does not depend on the layer (masks, block lists) is prepared once per step by `AttentionStep`.
+The formula is the same for both: per page the products of queries and keys, one softmax in float32 over all pages of a
+row, per page the mix of values, and the mixes added in the order of the pages. What does not depend on the layer is
+prepared once per step. A chunk may use the library's fused kernel instead, which is faster and rounds differently.
 """
 
 from __future__ import annotations
@@ -8,10 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.core.batch import Batch, Chunk
 from hpu_engine.model.kv_cache import LayerCache
+from hpu_engine.model.single_attention import SingleRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,60 +34,81 @@ class AttentionShape:
 
 
 class AttentionStep:
-    """Attention of one step's rows. `attend` is called once per layer, after the layer's new KV was written."""
+    """`write` the layer's new keys and values, then `attend`, for each layer in turn."""
 
-    def __init__(self, shape: AttentionShape, batch: Batch, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, shape: AttentionShape, batch: Batch, cache: LayerCache, dtype: torch.dtype, *, exact: bool = False
+    ) -> None:
         self._shape = shape
-        self._batch = batch
-        self._chunk_masks = [_chunk_mask(chunk, block_size, dtype) for chunk in batch.chunks]
-        self._single_blocks = batch.single_blocks.flatten()
-        length = batch.single_blocks.shape[1] * block_size
-        visible = torch.arange(length) < batch.single_lens[:, None]
-        # [1, singles, 1, length], the same for every KV head and query head
-        self._single_mask = _additive(visible, dtype)[None, :, None, :]
+        self._num_singles = batch.num_singles
+        self._slot_rows = cache.slot_rows(batch.slots)
+        kind = _PagedChunk if exact else _FusedChunk
+        self._chunks = [kind(shape, chunk, cache, dtype) for chunk in batch.chunks]
+        self._singles = SingleRows(batch.single_blocks, batch.single_lens, cache, shape.group)
+
+    def write(self, cache: LayerCache, keys: Tensor, values: Tensor) -> None:
+        """`keys`, `values` [tokens, kv_heads, head_dim] of the whole batch."""
+        cache.write(self._slot_rows, keys, values)
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
         """`q` [tokens, heads, head_dim] to [tokens, heads * head_dim]."""
-        parts = [
-            self._chunk(q[chunk.start : chunk.start + chunk.new_len], chunk, mask, cache)
-            for chunk, mask in zip(self._batch.chunks, self._chunk_masks, strict=True)
-        ]
-        singles = self._batch.num_singles
-        if singles:
-            parts.append(self._singles(q[q.shape[0] - singles :], cache))
+        s = self._shape
+        parts = [chunk.attend(q, cache) for chunk in self._chunks]
+        if self._num_singles:
+            rows = q[q.shape[0] - self._num_singles :].reshape(-1, s.kv_heads, s.group, s.head_dim)
+            parts.append(self._singles.attend(rows * s.scale, cache).view(-1, s.heads * s.head_dim))
+        if not parts:
+            return q.reshape(0, s.heads * s.head_dim)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _chunk(self, q: Tensor, chunk: Chunk, mask: Tensor, cache: LayerCache) -> Tensor:
-        """q [new, heads, d]; keys [kv_heads, length, d]; the group's heads are stacked along the new tokens."""
-        s = self._shape
-        keys, values = cache.gather(chunk.blocks)
-        grouped = q.view(-1, s.kv_heads, s.group, s.head_dim).permute(1, 2, 0, 3).reshape(s.kv_heads, -1, s.head_dim)
-        scores = torch.bmm(grouped, keys.transpose(1, 2)).view(s.kv_heads, s.group, chunk.new_len, -1)
-        weights = _softmax(scores, s.scale, mask).view(s.kv_heads, s.group * chunk.new_len, -1)
-        mixed = torch.bmm(weights, values).view(s.kv_heads, s.group, chunk.new_len, s.head_dim)
-        return mixed.permute(2, 0, 1, 3).reshape(chunk.new_len, -1)
 
-    def _singles(self, q: Tensor, cache: LayerCache) -> Tensor:
-        """q [rows, heads, d]; keys [kv_heads * rows, length, d]."""
-        s, rows = self._shape, q.shape[0]
-        keys, values = cache.gather(self._single_blocks)
-        keys, values = (x.view(s.kv_heads * rows, -1, s.head_dim) for x in (keys, values))
-        grouped = q.view(rows, s.kv_heads, s.group, s.head_dim).transpose(0, 1).reshape(-1, s.group, s.head_dim)
-        scores = torch.bmm(grouped, keys.transpose(1, 2)).view(s.kv_heads, rows, s.group, -1)
-        weights = _softmax(scores, s.scale, self._single_mask).view(s.kv_heads * rows, s.group, -1)
-        mixed = torch.bmm(weights, values).view(s.kv_heads, rows, s.group, s.head_dim)
-        return mixed.transpose(0, 1).reshape(rows, -1)
+class _ChunkRow:
+    """One row with several new tokens. Query heads of a group are stacked along the new tokens."""
 
+    def __init__(self, shape: AttentionShape, chunk: Chunk, cache: LayerCache, dtype: torch.dtype) -> None:
+        self._shape = shape
+        self._chunk = chunk
+        length = chunk.blocks.shape[0] * cache.block_size
+        positions = torch.arange(chunk.context_len, chunk.context_len + chunk.new_len)
+        hidden = torch.arange(length) > positions[:, None]
+        # [new, length]: a token sees the context, the new tokens before it, and itself.
+        self._mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
-def _softmax(scores: Tensor, scale: float, mask: Tensor) -> Tensor:
-    return torch.softmax(scores * scale + mask, dim=-1, dtype=torch.float32).to(scores.dtype)
+    def _queries(self, q: Tensor) -> Tensor:
+        """[kv_heads, group, new, head_dim], a view."""
+        s, chunk = self._shape, self._chunk
+        own = q[chunk.start : chunk.start + chunk.new_len]
+        return own.view(chunk.new_len, s.kv_heads, s.group, s.head_dim).permute(1, 2, 0, 3)
+
+    def _flat(self, mixed: Tensor) -> Tensor:
+        """[kv_heads, group, new, head_dim] to [new, heads * head_dim]."""
+        return mixed.permute(2, 0, 1, 3).reshape(self._chunk.new_len, -1)
 
 
-def _chunk_mask(chunk: Chunk, block_size: int, dtype: torch.dtype) -> Tensor:
-    """[new, length]: a token sees the context, the new tokens before it, and itself."""
-    positions = torch.arange(chunk.context_len, chunk.context_len + chunk.new_len)
-    return _additive(torch.arange(chunk.blocks.shape[0] * block_size) <= positions[:, None], dtype)
+class _FusedChunk(_ChunkRow):
+    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+        s, chunk = self._shape, self._chunk
+        keys, values = (
+            pages.index_select(0, chunk.blocks).transpose(0, 1).reshape(s.kv_heads, 1, -1, s.head_dim)
+            for pages in (cache.keys, cache.values)
+        )
+        shared = (s.kv_heads, s.group, -1, s.head_dim)
+        mixed = F.scaled_dot_product_attention(
+            self._queries(q), keys.expand(shared), values.expand(shared), attn_mask=self._mask, scale=s.scale
+        )
+        return self._flat(mixed)
 
 
-def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+class _PagedChunk(_ChunkRow):
+    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+        s, chunk = self._shape, self._chunk
+        grouped = (self._queries(q) * s.scale).reshape(s.kv_heads, -1, s.head_dim)
+        blocks = chunk.blocks.tolist()
+        scores = torch.cat([torch.bmm(grouped, cache.keys[block].transpose(1, 2)) for block in blocks], dim=-1)
+        scores = scores.view(s.kv_heads, s.group, chunk.new_len, -1) + self._mask
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
+        per_page = torch.split(weights.view(s.kv_heads, s.group * chunk.new_len, -1), cache.block_size, dim=-1)
+        mixed = torch.bmm(per_page[0].contiguous(), cache.values[blocks[0]])
+        for block, weight in zip(blocks[1:], per_page[1:], strict=True):
+            mixed += torch.bmm(weight.contiguous(), cache.values[block])
+        return self._flat(mixed.view(s.kv_heads, s.group, chunk.new_len, s.head_dim))

@@ -1,8 +1,8 @@
-"""The KV cache of one rank: per layer keys and values, head-major pages.
+"""The KV cache of one worker: per layer pages of keys and of values, heads outside tokens.
 
-`[kv_heads, slots, head_dim]` with slot = block * block_size + offset: whatever blocks are gathered come out as
-`[kv_heads, rows, tokens, head_dim]` without moving heads, so that scores and values are plain batched products.
-Block 0 is scratch, so there is one block more than the pool hands out.
+A page is one KV block of one layer, `[kv_heads, block_size, head_dim]`; pages lie one behind the other. A run of pages
+is therefore one batch of matrices without a copy, and a token is written as one row per head. Page 0 is scratch, so
+there is one page more than the pool hands out.
 """
 
 from __future__ import annotations
@@ -17,35 +17,39 @@ from hpu_engine.planning.model import ModelDescription
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """`keys` and `values` [kv_heads, slots, head_dim] of one layer."""
+    """`keys` and `values` [pages, kv_heads, block_size, head_dim] of one layer."""
 
     keys: Tensor
     values: Tensor
-    block_size: int
 
-    def write(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store new tokens: `slots` [tokens]; `keys`, `values` [tokens, kv_heads, head_dim]."""
-        self.keys.index_copy_(1, slots, keys.transpose(0, 1))
-        self.values.index_copy_(1, slots, values.transpose(0, 1))
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[2]
 
-    def gather(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Copies of `blocks` [n]: keys and values [kv_heads, n * block_size, head_dim]."""
-        return self._gather(self.keys, blocks), self._gather(self.values, blocks)
+    @property
+    def num_pages(self) -> int:
+        return self.keys.shape[0]
 
-    def _gather(self, cache: Tensor, blocks: Tensor) -> Tensor:
-        heads, _, head_dim = cache.shape
-        pages = cache.view(heads, -1, self.block_size * head_dim)
-        return pages.index_select(1, blocks).view(heads, -1, head_dim)
+    def slot_rows(self, slots: Tensor) -> Tensor:
+        """Where `write` puts each head of each token: [tokens * kv_heads], the same for every layer."""
+        _, heads, size, _ = self.keys.shape
+        pages, offsets = slots // size, slots % size
+        return ((pages[:, None] * heads + torch.arange(heads)) * size + offsets[:, None]).flatten()
+
+    def write(self, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store new tokens: `keys`, `values` [tokens, kv_heads, head_dim]."""
+        head_dim = self.keys.shape[-1]
+        self.keys.view(-1, head_dim).index_copy_(0, slot_rows, keys.reshape(-1, head_dim))
+        self.values.view(-1, head_dim).index_copy_(0, slot_rows, values.reshape(-1, head_dim))
 
 
 def allocate_kv_cache(
     description: ModelDescription, num_blocks: int, block_size: int, dtype: torch.dtype
 ) -> tuple[LayerCache, ...]:
-    """A cache of `num_blocks` blocks and scratch for every layer, zeroed lazily by the operating system."""
-    shape = (description.kv_heads, (num_blocks + 1) * block_size, description.head_dim)
+    """A cache of `num_blocks` blocks and scratch for every layer; memory is taken as pages are first written."""
+    shape = (num_blocks + 1, description.kv_heads, block_size, description.head_dim)
     return tuple(
-        LayerCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype), block_size)
-        for _ in range(description.layers)
+        LayerCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(description.layers)
     )
 
 

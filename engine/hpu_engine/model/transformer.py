@@ -53,7 +53,6 @@ class _StepInputs:
     """What every layer of one step shares."""
 
     attention: AttentionStep
-    slots: Tensor
     cos: Tensor
     sin: Tensor
 
@@ -70,13 +69,15 @@ class Transformer:
     final_norm: Tensor
     lm_head: Linear
     rotary: RotaryTable
+    exact: bool = False
+    """Rows are computed with operations whose result for a row does not depend on the others."""
 
     def hidden(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         """Runs the layers, writing the batch's keys and values; [tokens, hidden] before the final norm."""
         x = self.embedding(batch.token_ids)
         cos, sin = self.rotary.at(batch.positions)
-        attention = AttentionStep(self.attention_shape, batch, caches[0].block_size, self.dtype)
-        step = _StepInputs(attention, batch.slots, cos, sin)
+        attention = AttentionStep(self.attention_shape, batch, caches[0], self.dtype, exact=self.exact)
+        step = _StepInputs(attention, cos, sin)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = x + self._attention(layer, cache, x, step)
             x = x + layer.mlp(self._norm(x, layer.mlp_norm))
@@ -95,7 +96,7 @@ class Transformer:
                 (self._norm(qk[:, : shape.heads], layer.q_norm), self._norm(qk[:, shape.heads :], layer.k_norm)), 1
             )
         qk = self.rotary.rotate(qk, step.cos, step.sin)
-        cache.write(step.slots, qk[:, shape.heads :], values)
+        step.attention.write(cache, qk[:, shape.heads :], values)
         return layer.output(step.attention.attend(qk[:, : shape.heads], cache))
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -1,0 +1,93 @@
+"""Paged attention equals the textbook formula, wherever the pages lie and whoever shares them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hpu_engine.core.batch import build_batch
+from hpu_engine.core.request import Request
+from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.core.scheduler import Row, Step
+from hpu_engine.model.attention import AttentionShape, AttentionStep
+from hpu_engine.model.kv_cache import LayerCache
+
+BLOCK, PAGES, KV_HEADS, GROUP, DIM = 4, 60, 2, 3, 8
+SHAPE = AttentionShape(KV_HEADS * GROUP, KV_HEADS, DIM, DIM**-0.5)
+
+
+def textbook(q: Tensor, keys: Tensor, values: Tensor, context_len: int) -> Tensor:
+    """q [new, heads, dim]; keys, values [context + new, kv_heads, dim], all of one row."""
+    keys, values = (x.double().repeat_interleave(GROUP, dim=1) for x in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * SHAPE.scale
+    positions = torch.arange(context_len, context_len + q.shape[0])
+    scores.masked_fill_(torch.arange(keys.shape[0]) > positions[:, None], float("-inf"))
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).reshape(q.shape[0], -1)
+
+
+def check(rows: list[tuple[int, int]], tables: list[list[int]], exact: bool) -> None:
+    """`rows` are (context_len, new_len); every table holds enough pages for its row."""
+    step_rows = []
+    for (context_len, new_len), table in zip(rows, tables, strict=True):
+        request = Request("r", [1] * (context_len + new_len), SamplingParams(), seed=0)
+        request.blocks = table
+        step_rows.append(Row(request, context_len, new_len, emits=True))
+    batch = build_batch(Step(tuple(step_rows)), BLOCK)
+    generator = torch.Generator().manual_seed(len(rows) + sum(map(sum, rows)))
+    page_shape = (PAGES, KV_HEADS, BLOCK, DIM)
+    cache = LayerCache(torch.randn(page_shape, generator=generator), torch.randn(page_shape, generator=generator))
+    q = torch.randn(batch.num_tokens, KV_HEADS * GROUP, DIM, generator=generator)
+    keys, values = (torch.randn(batch.num_tokens, KV_HEADS, DIM, generator=generator) for _ in range(2))
+    attention = AttentionStep(SHAPE, batch, cache, torch.float32, exact=exact)
+    attention.write(cache, keys, values)
+    mixed = attention.attend(q, cache)
+    # The batch lays chunks before singles; each row's tokens are found by its slots.
+    start = 0
+    for row in sorted(step_rows, key=lambda row: row.new_len == 1):
+        end, length = start + row.new_len, row.context_len + row.new_len
+        slots = [row.request.blocks[p // BLOCK] * BLOCK + p % BLOCK for p in range(length)]
+        own_keys, own_values = (
+            torch.stack([pages[slot // BLOCK, :, slot % BLOCK] for slot in slots])
+            for pages in (cache.keys, cache.values)
+        )
+        torch.testing.assert_close(own_keys[row.context_len :], keys[start:end])
+        expected = textbook(q[start:end], own_keys, own_values, row.context_len)
+        torch.testing.assert_close(mixed[start:end].double(), expected, atol=1e-5, rtol=1e-5)
+        start = end
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 18), st.sampled_from([1, 1, 1, 2, 5, 9])), min_size=1, max_size=6),
+    order=st.randoms(use_true_random=False),
+    exact=st.booleans(),
+)
+def test_any_mixture_of_rows_equals_the_textbook(rows: list[tuple[int, int]], order: object, exact: bool) -> None:
+    pages = list(range(1, PAGES))
+    order.shuffle(pages)  # type: ignore[attr-defined]
+    tables = [[pages.pop() for _ in range(-(-(context + new) // BLOCK))] for context, new in rows]
+    check(rows, tables, exact)
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        pytest.param([[1, 2, 3], [4, 5], [6]], id="dense-run"),
+        pytest.param([[50, 51, 52], [53, 54], [55]], id="run-at-the-end-of-the-pool"),
+        pytest.param([[3, 2, 1], [6, 4], [5]], id="pages-out-of-order"),
+        pytest.param([[1, 30, 59], [15, 44], [58]], id="scattered"),
+        pytest.param([[1, 2, 3], [1, 4], [5]], id="first-page-shared"),
+    ],
+)
+def test_singles_wherever_their_pages_lie(tables: list[list[int]]) -> None:
+    check([(9, 1), (5, 1), (2, 1)], tables, exact=False)
+
+
+def test_no_rows_at_all_is_legal() -> None:
+    cache = LayerCache(torch.zeros(3, KV_HEADS, BLOCK, DIM), torch.zeros(3, KV_HEADS, BLOCK, DIM))
+    attention = AttentionStep(SHAPE, build_batch(Step(()), BLOCK), cache, torch.float32)
+    attention.write(cache, torch.zeros(0, KV_HEADS, DIM), torch.zeros(0, KV_HEADS, DIM))
+    assert attention.attend(torch.zeros(0, KV_HEADS * GROUP, DIM), cache).shape == (0, KV_HEADS * GROUP * DIM)
