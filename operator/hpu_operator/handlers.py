@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import kopf
+from kopf._core.engines import peering
 
 from hpu_operator.api import schema
+from hpu_operator.domain.names import MANAGER
 from hpu_operator.kube.client import in_cluster
 from hpu_operator.kube.kinds import WATCHED, Kind
 
@@ -111,6 +113,8 @@ class Watches(threading.Thread):
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
             stop_flag=self._stop_flag,
+            # Otherwise kopf makes one up from the user's name, and a container's user has none.
+            identity=peering.Identity(MANAGER),
         )
 
     def stop(self) -> None:
