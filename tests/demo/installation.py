@@ -62,9 +62,15 @@ def install_operator(kube: Kube, images: References, *, replicas: int = 1) -> No
     clear_interrupted(kube)
     values = [f"replicas={replicas}", *_image("image", images.operator), *_image("engine.images.cpu", images.engine)]
     settings = [argument for value in values for argument in ("--set-string" if "image" in value else "--set", value)]
-    kube.helm(
-        "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, *settings, "--wait", "--timeout", "120s"
-    )  # fmt: skip
+    try:
+        kube.helm(
+            "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, *settings, "--wait", "--timeout", "120s"
+        )  # fmt: skip
+    except CommandFailed as error:
+        with contextlib.suppress(CommandFailed):
+            log = kube.kubectl("-n", NAMESPACE, "logs", f"deployment/{RELEASE}", "--tail=5")
+            raise CommandFailed(f"{error}\nThe operator's last words:\n{log}") from None
+        raise
 
 
 def clear_interrupted(kube: Kube) -> None:
