@@ -5,12 +5,16 @@
 #
 # Every target has the same two layers on its base: /opt/venv holds the locked dependencies, /opt/app the project's own
 # code (kilobytes), so that a change of code moves kilobytes. Bytecode is compiled here because the containers run as a
-# user that may write nowhere but in mounted volumes and /tmp.
+# user that may write nowhere but in mounted volumes and /tmp. That user is a number: no name is looked up for it, so
+# LOGNAME says one to libraries that insist (they would look into /etc/passwd and fail).
 #
 # The package index and the certificate bundle come as build secrets (optional): `package-index` is a file of shell
 # assignments such as UV_DEFAULT_INDEX=..., `certificates` a bundle of PEM certificates. Neither enters a layer.
 ARG PYTHON_BASE=python:3.12-slim
 ARG GAUDI_BASE=set-build-argument-GAUDI_BASE-to-the-gaudi-pytorch-image
+# Images of the stages with these names, made earlier: a change of code then looks at nothing but code.
+ARG OPERATOR_ENVIRONMENT=operator-environment
+ARG CPU_ENVIRONMENT=cpu-environment
 
 # What builds and never ships: the installer and the wheel builder, locked as everything else.
 FROM ${PYTHON_BASE} AS tools
@@ -37,10 +41,12 @@ RUN --mount=type=cache,id=uv,target=/var/cache/uv \
     --mount=type=secret,id=package-index --mount=type=secret,id=certificates \
     sh /images/install.sh /requirements/operator.txt
 
-FROM ${PYTHON_BASE} AS operator
+FROM ${PYTHON_BASE} AS operator-environment
 COPY --from=operator-dependencies /opt/venv /opt/venv
+
+FROM ${OPERATOR_ENVIRONMENT} AS operator
 COPY --from=app /opt/app /opt/app
-ENV PATH=/opt/app/bin:/opt/venv/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1
+ENV PATH=/opt/app/bin:/opt/venv/bin:$PATH HOME=/tmp LOGNAME=hpu PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /tmp
 ENTRYPOINT ["/opt/app/bin/hpu-operator"]
@@ -52,10 +58,12 @@ RUN --mount=type=cache,id=uv,target=/var/cache/uv \
     --mount=type=secret,id=package-index --mount=type=secret,id=certificates \
     sh /images/install.sh /requirements/cpu.txt --without-cuda
 
-FROM ${PYTHON_BASE} AS engine-cpu
+FROM ${PYTHON_BASE} AS cpu-environment
 COPY --from=cpu-dependencies /opt/venv /opt/venv
+
+FROM ${CPU_ENVIRONMENT} AS engine-cpu
 COPY --from=app /opt/app /opt/app
-ENV PATH=/opt/app/bin:/opt/venv/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1
+ENV PATH=/opt/app/bin:/opt/venv/bin:$PATH HOME=/tmp LOGNAME=hpu PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /tmp
 ENTRYPOINT ["/opt/app/bin/hpu-engine"]
@@ -74,7 +82,7 @@ RUN --mount=type=cache,id=uv,target=/var/cache/uv \
 FROM ${GAUDI_BASE} AS engine-gaudi
 COPY --from=gaudi-dependencies /opt/venv /opt/venv
 COPY --from=app /opt/app /opt/app
-ENV PATH=/opt/app/bin:/opt/venv/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1
+ENV PATH=/opt/app/bin:/opt/venv/bin:$PATH HOME=/tmp LOGNAME=hpu PYTHONUNBUFFERED=1
 USER 65532:65532
 WORKDIR /tmp
 ENTRYPOINT ["/opt/app/bin/hpu-engine"]

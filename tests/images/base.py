@@ -53,7 +53,7 @@ def mirror() -> str:
 
 def ensure(store: Store, buildah: Buildah) -> str:
     """Builds the base image unless it is there. Returns its reference, which names the recipe."""
-    if REFERENCE in buildah.run("listing images", "images", "--format", "{{.Name}}:{{.Tag}}").split():
+    if buildah.has(REFERENCE):
         return REFERENCE
     archive = store.folder / "base" / f"{_RECIPE[:12]}.tar"
     if not archive.exists():

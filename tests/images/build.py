@@ -23,13 +23,15 @@ from tests.images.store import Store, checksum, say, step
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX = "localhost/hpu-inference"
 LOCKS = {"operator": "operator.txt", "engine-cpu": "cpu.txt", "engine-gaudi": "engine.txt"}
+ENVIRONMENTS = {"operator": "operator-environment", "engine-cpu": "cpu-environment"}
+"""The Dockerfile's stage with the dependencies alone: built once per lock, so that a change of code skips it whole."""
 LOCAL_TARGETS = ("operator", "engine-cpu")
-"""What can be built on a machine without Intel's image."""
+"""What clusters on this machine run: kept in the layout too. The Gaudi image is for a registry."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """A built image: `reference` names its content, `digest` is its manifest's in the layout."""
+    """A built image: `reference` names its content. `digest` is its manifest's in the layout, where it is in there."""
 
     target: str
     reference: str
@@ -54,6 +56,15 @@ def sources(root: Path, target: str) -> Iterator[Path]:
         for path in sorted((root / folder).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
                 yield path
+
+
+def environment_tag(root: Path, target: str, bases: Bases) -> str:
+    """The checksum of what decides a target's dependencies."""
+    files = (path for path in sources(root, target) if path.relative_to(root).parts[0] not in ("engine", "operator"))
+    # The project's own metadata and documents come with its code.
+    kept = [path for path in files if path.suffix not in (".toml", ".md") and path.name != "LICENSE"]
+    parts = ((path.relative_to(root).as_posix(), path.read_bytes()) for path in kept)
+    return checksum([("base", (bases.python or base.REFERENCE).encode()), *parts])[:12]
 
 
 def tag(root: Path, target: str, bases: Bases) -> str:
@@ -86,13 +97,22 @@ def build(
             python = bases.python or base.ensure(store, buildah)
             for target in missing:
                 reference = f"{PREFIX}/{target}:{wanted[target]}"
+                arguments = {"PYTHON_BASE": python, "GAUDI_BASE": bases.gaudi}
+                if stage := ENVIRONMENTS.get(target):
+                    environment = f"{PREFIX}/{stage}:{environment_tag(root, target, bases)}"
+                    if not buildah.has(environment):
+                        with step(f"dependencies of {target}"):
+                            _build(buildah, root, stage, environment, arguments)
+                    arguments[stage.upper().replace("-", "_")] = environment
                 with step(f"image {target}"):
-                    _build(buildah, root, target, reference, {"PYTHON_BASE": python, "GAUDI_BASE": bases.gaudi})
-                with step(f"image {target} into the layout"):
-                    digest = Layout(store.layout).add(buildah, reference)
+                    _build(buildah, root, target, reference, arguments)
+                digest = ""
+                if target in LOCAL_TARGETS:
+                    with step(f"image {target} into the layout"):
+                        digest = Layout(store.layout).add(store, buildah, reference)
                 built[target] = Image(target, reference, digest)
                 _record(store, built)
-            Layout(store.layout).keep(image.reference for image in built.values())
+            Layout(store.layout).keep(image.reference for image in built.values() if image.digest)
         for target in targets:
             say(f"{target}: {built[target].reference}{'' if target in missing else ' (as built before)'}")
         return {target: built[target] for target in targets}
@@ -112,9 +132,11 @@ def _record(store: Store, built: dict[str, Image]) -> None:
 
 
 def _is_whole(store: Store, image: Image | None, wanted_tag: str) -> bool:
-    return (
-        image is not None and image.reference.endswith(f":{wanted_tag}") and Layout(store.layout).is_whole(image.digest)
-    )
+    if image is None or not image.reference.endswith(f":{wanted_tag}"):
+        return False
+    if image.target in LOCAL_TARGETS:
+        return Layout(store.layout).is_whole(image.digest)
+    return Buildah.on(store).has(image.reference)
 
 
 def _build(buildah: Buildah, root: Path, target: str, reference: str, arguments: dict[str, str]) -> None:

@@ -52,6 +52,10 @@ class Buildah:
         run_root = self.store.folder / "tmp" / "run"
         return ("buildah", "--root", self.store.storage, "--runroot", run_root, "--storage-driver", "overlay")
 
+    def has(self, reference: str) -> bool:
+        """Whether an image of this name is in the storage."""
+        return reference in self.run("listing images", "images", "--format", "{{.Name}}:{{.Tag}}").split()
+
     def run(self, what: str, *arguments: str | Path, cwd: Path | None = None) -> str:
         """Standard output; the rest goes to the store's log. Raises StepFailed with the last lines."""
         environment = os.environ | {"TMPDIR": str(self.temporary()), "BUILDAH_ISOLATION": "chroot"}

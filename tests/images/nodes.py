@@ -11,7 +11,7 @@ from tests.cluster.node import BIN, Node, import_image
 from tests.cluster.processes import Supervisor
 from tests.cluster.state import Cluster
 from tests.images import archive, seed
-from tests.images.build import Image, build, recorded
+from tests.images.build import LOCAL_TARGETS, Image, build, recorded
 from tests.images.layout import Layout
 from tests.images.store import Store, step
 
@@ -29,7 +29,7 @@ def prepare(store: Store | None = None) -> dict[str, Image]:
 def place(node_folder: Path) -> bool:
     """Puts what `prepare` made last under a node whose containerd has not run yet; False if there is nothing to put."""
     store = Store.default()
-    images = list(recorded(store).values())
+    images = [image for image in recorded(store).values() if image.target in LOCAL_TARGETS]
     return bool(images) and seed.place(store, images, node_folder / "var-lib" / "containerd")
 
 

@@ -76,6 +76,7 @@ def prepare(store: Store, images: Sequence[Image], binaries: Path) -> Path:
                 }
             _import(store, images, partial, binaries, held)
             shutil.rmtree(partial / _IDENTITY, ignore_errors=True)
+            _share_blobs(store, partial)
             partial.rename(seed)
         for path in earlier:
             shutil.rmtree(path)
@@ -83,7 +84,7 @@ def prepare(store: Store, images: Sequence[Image], binaries: Path) -> Path:
 
 
 def _folder(store: Store, images: Sequence[Image]) -> Path:
-    parts = [("format", _FORMAT.encode()), *((image.reference, image.digest.encode()) for image in images)]
+    parts = [("format", _FORMAT.encode()), *sorted((image.reference, image.digest.encode()) for image in images)]
     return store.folder / "seed" / checksum(parts)[:16]
 
 
@@ -106,6 +107,15 @@ def _import(store: Store, images: Sequence[Image], root: Path, binaries: Path, h
     finally:
         file.unlink(missing_ok=True)
         keep.unlink(missing_ok=True)
+
+
+def _share_blobs(store: Store, root: Path) -> None:
+    """Lets containerd's content be the layout's own files: the layers then lie on the disk once."""
+    for blob in (root / "io.containerd.content.v1.content" / "blobs" / "sha256").iterdir():
+        original = Layout(store.layout).blob(f"sha256:{blob.name}")
+        if original.exists() and not original.samefile(blob):
+            blob.unlink()
+            blob.hardlink_to(original)
 
 
 def place(store: Store, images: Sequence[Image], root: Path) -> bool:
