@@ -59,7 +59,7 @@ def _limits(model: ModelDescription, limits: StepLimits) -> Iterator[Violation]:
     if budget > most >= least:
         message = f"above what all sequences hold, {SEQUENCES} x {MODEL_LENGTH} = {most}"
         yield Violation(BUDGET, "usable", budget, message, (most // size * size or most,))
-    elif budget >= least and budget % size:
+    elif budget >= least and budget % size and budget != most:
         message = f"not a multiple of the block size {size}: every chunk but the last would be cut shorter"
         below, above = budget // size * size, _up(budget, size)
         nearest = tuple(value for value in (below, above) if least <= value <= most)

@@ -164,7 +164,7 @@ def _memory_details(plan: Plan) -> Iterator[str]:
     memory = plan.memory
     yield "memory of one card"
     for line in memory.weights:
-        held = f"  ({gib(line.replicated_bytes)} on every card)" if line.replicated_bytes else ""
+        held = f"  ({gib(line.replicated_bytes)} on other cards too)" if line.replicated_bytes else ""
         yield _line(f"weights, {line.part.value}", line.bytes) + held
     yield _line("residual stream", memory.activations.resident_bytes)
     yield _line(f"largest phase, {memory.activations.peak_phase}", memory.activations.bytes - _resident(plan))

@@ -115,7 +115,7 @@ class _Rank:
         self._free = limits.kv_blocks or limits.decode_rows * limits.blocks_per_row
         self._prompts: deque[_Prompt] = deque()
         self._rows = self._blocks = self._now = 0
-        self._finishing: dict[int, list[tuple[int, int]]] = {}
+        self._finishing: dict[int, list[tuple[int, int, int]]] = {}
         self._starting_block = [0] * limits.block_size
 
     def step(self) -> StepShape | None:
@@ -127,11 +127,11 @@ class _Rank:
         self._blocks += self._starting_block[self._now % size]
         rows, blocks = self._rows, self._blocks
         prefill, finished = self._prefill(self._limits.max_batched_tokens - rows)
-        for held, phase in self._finishing.pop(self._now, ()):
+        for held, phase, reserved in self._finishing.pop(self._now, ()):
             self._rows -= 1
             self._blocks -= held
             self._starting_block[phase] -= 1
-            self._release(held)
+            self._release(reserved)
         self._now += 1
         for prompt in finished:
             self._begin_decode(prompt)
@@ -185,7 +185,7 @@ class _Rank:
         self._blocks += -(-context // size)
         self._starting_block[phase] += 1
         held = -(-(context + steps) // size)
-        self._finishing.setdefault(self._now + steps - 1, []).append((held, phase))
+        self._finishing.setdefault(self._now + steps - 1, []).append((held, phase, prompt.reserved))
 
 
 def _fitting(requests: Iterable[Lengths], limits: StepLimits) -> Iterator[Lengths]:

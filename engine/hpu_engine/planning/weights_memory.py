@@ -19,7 +19,7 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class WeightLine:
-    """One part's weights on one card. `replicated_bytes` of `bytes` are held alike by every card of the rank."""
+    """One part's weights on one card. `replicated_bytes` of `bytes` are held by another card of the rank as well."""
 
     part: Part
     bytes: int
@@ -33,10 +33,8 @@ def weight_lines(model: ModelDescription, layout: Layout, weight_format: WeightF
         size = local_bytes(model, layout, row, weight_format)
         line = totals.setdefault(row.part, [0, 0])
         line[0] += size
-        if layout.is_replicated(row):
+        if layout.is_replicated(row) or _has_repeated_kv_heads(model, layout, row):
             line[1] += size
-        elif _has_repeated_kv_heads(model, layout, row):
-            line[1] += size - size * model.kv_heads // layout.tensor
     return tuple(WeightLine(part, *totals[part]) for part in Part if part in totals)
 
 
