@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Annotated
 
 import typer
 
-from tests.cluster import build, launcher, modules, state
+from tests.cluster import build, launcher, modules, processes, state
 from tests.cluster.errors import ClusterError, NotRunning
 from tests.cluster.processes import Supervisor
 
@@ -36,8 +37,12 @@ def down(
     name: Name = "local", everything: Annotated[bool, typer.Option("--all", help="Every cluster of this user.")] = False
 ) -> None:
     """Remove a cluster: processes, namespaces, cgroups, files. Caches stay."""
-    for one in state.names() if everything else [name]:
-        print(f"cluster {one}: {'removed' if launcher.down(one) else 'there is none'}", file=sys.stderr)
+    for one in launcher.known() if everything else [name]:
+        start = time.monotonic()
+        removed = launcher.down(one)
+        build.say(
+            f"cluster {one}: " + (f"removed after {time.monotonic() - start:.1f} s" if removed else "there is none")
+        )
 
 
 @app.command()
@@ -56,7 +61,8 @@ def status() -> None:
         broken |= bool(dead) or not cluster.ready
         size = f"{cluster.nodes} nodes" if cluster.nodes else "control plane"
         verdict = f"not running: {', '.join(dead)}" if dead else ("ready" if cluster.ready else "not ready")
-        print(f"{name}: {size}, Kubernetes {cluster.version}, {verdict}; KUBECONFIG={cluster.kubeconfig}")
+        memory = f"{processes.memory_bytes(cluster.folder) >> 20} MiB"
+        print(f"{name}: {size}, Kubernetes {cluster.version}, {verdict}, {memory}; KUBECONFIG={cluster.kubeconfig}")
     raise typer.Exit(1 if broken else 0)
 
 
@@ -85,8 +91,10 @@ def logs(
 @app.command("build")
 def build_all(kubernetes_version: Version = modules.KUBERNETES_VERSION) -> None:
     """Build everything that any size needs, into the cache."""
+    start = time.monotonic()
     print(build.cluster_binaries(nodes=True, version=kubernetes_version))
     build.build(modules.helm, modules.HELM)
+    build.say(f"build: everything is there after {time.monotonic() - start:.0f} s")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.cluster import credentials, pki
+from tests.cluster import credentials, pki, state
 from tests.cluster.api import Api, wait_for
 from tests.cluster.errors import ComponentFailed
 from tests.cluster.network import CONTROL_PLANE_ADDRESS, FIRST_SERVICE_ADDRESS, SERVICE_RANGE
@@ -237,4 +237,5 @@ def failure(supervisor: Supervisor, name: str) -> ComponentFailed:
             f"{name} ended: the disk of {supervisor.folder} is full\n{tail}",
             "free some room, or point HPU_CLUSTERS at another disk",
         )
-    return ComponentFailed(f"{name} ended\n{tail}", f"the whole log: {supervisor.log(name)}")
+    kept = state.kept_logs(supervisor.folder.name)
+    return ComponentFailed(f"{name} ended\n{tail}", f"more is in {name}.log; a start that failed keeps it in {kept}")

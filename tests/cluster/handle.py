@@ -73,7 +73,7 @@ class ControlPlane:
     def restart(self, component: str) -> None:
         """Start a component again with its arguments (after a kill -9 if it still runs); waits for the API."""
         self.supervisor.restart(component)
-        if component in ("etcd", "apiserver"):
+        if component in ("etcd", "apiserver", "relay"):
             control_plane.wait_until_served(self.cluster, self.supervisor)
 
     def components(self) -> dict[str, bool]:

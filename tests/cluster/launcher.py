@@ -143,6 +143,12 @@ def down(name: str) -> bool:
     return True
 
 
+def known() -> list[str]:
+    """The clusters of this user: by their folders, and by processes whose folder somebody removed."""
+    running = {folder.name for folder in processes.marked_folders() if folder.parent == state.root()}
+    return sorted(running.union(state.names()))
+
+
 def _remove(name: str) -> None:
     folder = state.folder_of(name)
     # What `_record` makes first is the folder `run`: without it, whatever is there is not ours.
@@ -179,7 +185,7 @@ def status(cluster: Cluster) -> list[tuple[str, bool]]:
 
 def _keep_logs(cluster: Cluster) -> None:
     """Copy the logs of a start that failed into the cache, for whoever looks for the reason."""
-    kept = state.cache() / "logs" / cluster.name
+    kept = state.kept_logs(cluster.name)
     with contextlib.suppress(OSError):
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir(parents=True)

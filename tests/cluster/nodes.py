@@ -9,7 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.cluster import control_plane, dns, network, relay
+from tests.cluster import control_plane, dns, network, processes, relay
 from tests.cluster.api import Api, ApiError, wait_for
 from tests.cluster.build import Say
 from tests.cluster.node import Node, join, open_node
@@ -28,10 +28,15 @@ def start(cluster: Cluster, supervisor: Supervisor, listener: Say) -> None:
     control_plane.write_credentials(cluster, site)
     with ThreadPoolExecutor(max_workers=4) as pool:
         opened = [pool.submit(open_node, cluster, index, supervisor, room) for index in range(cluster.nodes)]
-        control_plane.start(cluster, site, supervisor, before_ready=lambda: start_relay(cluster, supervisor, site))
-        listener(f"cluster {cluster.name}: control plane answers, waiting for {cluster.nodes} nodes")
-        dns.start(cluster, supervisor, room)
-        nodes = [node.result() for node in opened]
+        try:
+            control_plane.start(cluster, site, supervisor, before_ready=lambda: start_relay(cluster, supervisor, site))
+            listener(f"cluster {cluster.name}: control plane answers, waiting for {cluster.nodes} nodes")
+            dns.start(cluster, supervisor, room)
+            nodes = [node.result() for node in opened]
+        except BaseException:
+            # The threads wait for processes: without those they end now, not when their time is up.
+            processes.end_all(cluster.folder)
+            raise
     for node in nodes:
         join(node)
     for node in nodes:

@@ -14,7 +14,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -196,19 +196,37 @@ def _only_child(parent: Process, timeout_seconds: float = 5.0) -> Process:
 
 def marked(folder: Path) -> list[Process]:
     """Every process of this folder that this user may see, except the caller and its ancestors."""
-    needle = f"\0{MARK}={folder}\0".encode()
+    return [process for process, of in _marks() if of == folder]
+
+
+def marked_folders() -> set[Path]:
+    """Every state folder that has a process, also when the folder itself is no longer there."""
+    return {folder for _, folder in _marks()}
+
+
+def memory_bytes(folder: Path) -> int:
+    """What the processes of a folder take of the machine's memory; shared pages are divided among their users (PSS)."""
+    total = 0
+    for process in marked(folder):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+            total += sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("Pss:"))
+    return total
+
+
+def _marks() -> Iterator[tuple[Process, Path]]:
     spared = _ancestry()
-    found = []
+    prefix = f"{MARK}=".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) in spared:
             continue
         try:
-            environment = (entry / "environ").read_bytes()
+            variables = (entry / "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if needle in b"\0" + environment + b"\0" and (process := identify(int(entry.name))) and process.alive():
-            found.append(process)
-    return found
+        for variable in variables:
+            if variable.startswith(prefix) and (process := identify(int(entry.name))) and process.alive():
+                yield process, Path(os.fsdecode(variable.removeprefix(prefix)))
 
 
 def _ancestry() -> set[int]:

@@ -80,6 +80,11 @@ def cache() -> Path:
     return Path(os.environ.get("HPU_CACHE") or Path.home() / ".cache" / "hpu-inference")
 
 
+def kept_logs(name: str) -> Path:
+    """Where the logs of a start that failed are kept: the state folder goes."""
+    return cache() / "logs" / name
+
+
 def folder_of(name: str) -> Path:
     if not _NAME.match(name):
         raise StateConflict(

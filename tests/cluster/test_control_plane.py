@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,10 @@ def test_two_clusters_run_side_by_side_and_one_goes_without_the_other(control_pl
     try:
         listed = run("kubectl", "--name", name, "--", "get", "namespaces", "-o", "name")
         assert "namespace/default" in listed.stdout
+        assert re.search(rf"^{name}: control plane, .* ready, [1-9]\d+ MiB", run("status").stdout, re.MULTILINE)
+        assert '"level":"warn"' in run("logs", "etcd", "--name", name).stdout
+        unknown = run("logs", "kubelet", "--name", name)
+        assert (unknown.returncode, "its components are: apiserver" in unknown.stderr) == (1, True)
     finally:
         assert run("down", "--name", name).returncode == 0
     assert control_plane.api.exists("/readyz")

@@ -72,6 +72,14 @@ def test_nothing_leads_out_of_the_clusters_networks(two_node_cluster: Fleet) -> 
     assert "default" not in room.run(["ip", "route"])
 
 
+def test_api_server_is_reached_from_the_host_by_the_relay_alone(two_node_cluster: Fleet) -> None:
+    assert two_node_cluster.api.exists("/readyz")
+    two_node_cluster.kill("relay")
+    assert not two_node_cluster.api.exists("/readyz")
+    two_node_cluster.restart("relay")
+    assert two_node_cluster.api.exists("/readyz")
+
+
 def test_logs_and_exec_go_through_the_kubelet(two_node_cluster: Fleet, web: dict[str, str]) -> None:
     assert two_node_cluster.kubectl("logs", web["node-1"]).strip() == "serving on node-1"
     assert two_node_cluster.kubectl("exec", web["node-0"], "--", "cat", "/tmp/w/index.html").strip() == "node-0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -121,13 +122,26 @@ def test_what_a_killed_launcher_left_is_removed_by_the_next_up(clusters: Path) -
     assert not left & {process.pid for process in traces.members(clusters / "t")}
 
 
-def test_interrupted_up_removes_what_it_made(clusters: Path) -> None:
-    launcher = popen("up", "--control-plane", "--name", "t")
-    wait_for("etcd", (clusters / "t/run/etcd.json").exists, timeout_seconds=90, interval_seconds=0.01)
+@pytest.mark.parametrize(
+    ("size", "started"),
+    [(("--control-plane",), "etcd"), pytest.param(("--nodes", "1"), "node-0-containerd", marks=needs_root)],
+)
+def test_interrupted_up_removes_what_it_made(clusters: Path, size: tuple[str, ...], started: str) -> None:
+    launcher = popen("up", *size, "--name", "t")
+    mark = clusters / f"t/run/{started}.json"
+    wait_for(started, mark.exists, timeout_seconds=90, interval_seconds=0.01)
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(timeout=30) != 0
     assert traces.members(clusters / "t") == []
     assert not clusters.exists()
+
+
+def test_processes_are_ended_though_their_folder_was_removed(clusters: Path) -> None:
+    assert run("up", "--control-plane", "--name", "t").returncode == 0
+    shutil.rmtree(clusters)
+    assert traces.members(clusters / "t")
+    assert run("down", "--all").returncode == 0
+    assert traces.members(clusters / "t") == []
 
 
 def test_traces_see_a_process_that_belongs_to_a_cluster(clusters: Path) -> None:
