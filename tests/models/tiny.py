@@ -17,7 +17,7 @@ import transformers
 from tests.models.store import cached
 from tests.models.tokenizer import write_tiny_tokenizer
 
-RECIPE = 2
+RECIPE = 3
 """Part of the cache's key: raise it when what is written changes."""
 
 VOCAB_SIZE = 320
@@ -95,7 +95,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         elif name.endswith("e_score_correction_bias"):
             noise = 0.1 * noise
         elif "embed_tokens" in name:
-            pass
+            noise = 0.3 * noise  # it is the output matrix as well where embeddings are tied
         elif value.ndim == 1:
             noise = 0.3 * noise
         else:

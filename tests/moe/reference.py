@@ -69,7 +69,7 @@ class RandomMoe:
     # --- one rank of it
 
     def route(self) -> Router:
-        return Router(self.rule, self.router, self.correction)
+        return Router(self.rule, partial(F.linear, weight=self.router), self.router.dtype, self.correction)
 
     def expert_parallel(
         self, data: Collectives, tensor: Collectives, *, shares_tokens: bool, reduces: bool = True

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import DeepseekV3Config, Ernie4_5_MoeConfig, MixtralConfig, Qwen3MoeConfig
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
@@ -24,6 +26,10 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def router(rule: RoutingRule, weight: Tensor, correction: Tensor | None = None) -> Router:
+    return Router(rule, partial(F.linear, weight=weight), weight.dtype, correction)
+
+
 def assert_same_choice(ours: Routing, ids: Tensor, weights: Tensor) -> None:
     """As sets: transformers leaves the order of the chosen open."""
     ours_order, theirs_order = ours.ids.argsort(-1), ids.argsort(-1)
@@ -32,9 +38,9 @@ def assert_same_choice(ours: Routing, ids: Tensor, weights: Tensor) -> None:
     torch.testing.assert_close(*close, atol=1e-6, rtol=1e-5)
 
 
-def from_transformers(router: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+def from_transformers(theirs: Any, x: Tensor) -> tuple[Tensor, Tensor]:
     """ids, weights out of whatever the router returns."""
-    outputs = [value for value in router(x) if value is not None]
+    outputs = [value for value in theirs(x) if value is not None]
     ids = next(value for value in outputs if value.dtype == torch.int64)
     weights = next(value for value in outputs if value.shape == ids.shape and value.is_floating_point())
     return ids, weights
@@ -49,7 +55,7 @@ def test_ernie(dtype: torch.dtype) -> None:
         reference.moe_statics.e_score_correction_bias.copy_(random(1, EXPERTS, seed=1) * 0.1)
     x = random(TOKENS, HIDDEN, seed=2).to(dtype)
     correction = reference.moe_statics.e_score_correction_bias[0]
-    ours = Router(RoutingRule(top_k=6, minimum=1e-12), reference.weight.data, correction.data)(x)
+    ours = router(RoutingRule(top_k=6, minimum=1e-12), reference.weight.data, correction.data)(x)
     assert ours.weights.dtype == dtype
     ids, weights = from_transformers(reference, x)
     assert_same_choice(ours, ids, weights)
@@ -68,7 +74,7 @@ def test_mixtral_and_qwen3(normalise: bool) -> None:
     ):
         with torch.no_grad():
             reference.weight.copy_(weight)
-        assert_same_choice(Router(rule, weight)(x), *from_transformers(reference, x))
+        assert_same_choice(router(rule, weight)(x), *from_transformers(reference, x))
 
 
 def test_sigmoid_scores_in_groups_are_deepseek_v3s() -> None:
@@ -90,7 +96,7 @@ def test_sigmoid_scores_in_groups_are_deepseek_v3s() -> None:
         reference.weight.copy_(weight)
         reference.e_score_correction_bias.copy_(correction)
     rule = RoutingRule(top_k=4, scoring="sigmoid", groups=4, top_groups=2, scale=2.5)
-    assert_same_choice(Router(rule, weight, correction)(x), *from_transformers(reference, x))
+    assert_same_choice(router(rule, weight, correction)(x), *from_transformers(reference, x))
 
 
 RULES = [

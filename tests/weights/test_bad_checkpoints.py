@@ -58,7 +58,7 @@ def rename(old: str, new: str) -> Callable[[Weights], object]:
     [
         (lambda w: w.pop(EXPERT), EXPERT, "missing"),
         (rename(EXPERT, EXPERT.replace("up_proj", "up_porj")), EXPERT, "nearest name is .*up_porj"),
-        (lambda w: w.update({"model.layers.1.mlp.experts.8.up_proj.weight": w[EXPERT]}), "experts.8", "no such tensor"),
+        (lambda w: w.update({EXPERT.replace("3", "8"): w[EXPERT].clone()}), "experts.8", "no such tensor"),
         (lambda w: w.update({EXPERT: w[EXPERT][:-1].contiguous()}), EXPERT, r"\[31, 64\] is stored, \[32, 64\]"),
         (lambda w: w.update({EXPERT: w[EXPERT].to(torch.float64)}), EXPERT, "F64 is not supported"),
         (lambda w: w.update({EXPERT: w[EXPERT].to(torch.int8)}), EXPERT, "I8 is not supported"),

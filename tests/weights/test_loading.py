@@ -133,7 +133,7 @@ def test_progress_counts_this_workers_bytes_to_the_end() -> None:
 
 
 PEAK = """
-import json, resource, sys
+import json, sys
 import torch
 from pathlib import Path
 from hpu_engine.model.weights.loading import load_parameters
@@ -141,10 +141,13 @@ from hpu_engine.model.weights.name_table import expand
 from hpu_engine.planning.model import read_model_description
 directory = Path(sys.argv[1])
 table = expand(read_model_description(directory))
-torch.empty(1 << 20).fill_(1)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def memory(field):
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field)]
+    return int(line.split()[1]) * 1024
+Path("/proc/self/clear_refs").write_text("5")  # the peak so far is that of the imports
+before = memory("VmRSS")
 held = dict(load_parameters(directory, table, getattr(torch, sys.argv[2]), lambda done, total: None))
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+after = memory("VmHWM")
 sizes = [value.nbytes for value in held.values()]
 print(json.dumps([after - before, sum(sizes), max(sizes)]))
 """

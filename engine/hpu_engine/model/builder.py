@@ -26,10 +26,8 @@ from hpu_engine.parallel.collectives import ALONE, Groups
 from hpu_engine.planning.model import ModelDescription
 
 _BIAS = "_bias"
-_TABLES = ("embedding", "router")
-"""Matrices that are no linear of the device: one is looked up, one is multiplied in a type of its own."""
 _SUMMED = ("output", "down")
-"""Linears whose input is cut: their bias counts once, on the first rank."""
+"""Ends of the names of linears whose input is cut: their bias counts once, on the first rank."""
 
 
 @dataclass(slots=True)
@@ -41,19 +39,20 @@ class _Parameters:
     drops_summed_bias: bool
     tensors: dict[str, Tensor] = field(default_factory=dict)
     linears: dict[str, Linear] = field(default_factory=dict)
+    dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
     def take(self, name: str, value: Tensor) -> None:
         self.tensors[name] = value
         owner = name.removesuffix(_BIAS)
-        last = owner.rsplit(".", 1)[-1]
-        if last in _TABLES or (value.dim() == 1 and owner == name):
+        if name == "embedding" or (value.dim() == 1 and owner == name):
             return
         if owner not in self.tensors or (owner in self.biased and owner + _BIAS not in self.tensors):
             return
         weight, bias = self.tensors.pop(owner), self.tensors.pop(owner + _BIAS, None)
-        if self.drops_summed_bias and last in _SUMMED:
+        if self.drops_summed_bias and owner.endswith(_SUMMED):
             bias = None
         self.linears[owner] = self.device.linear(weight, bias)
+        self.dtypes[owner] = weight.dtype
 
 
 def build_transformer(
@@ -145,7 +144,12 @@ class _Worker:
         kernel = self.device.experts([(linears[name + "gate_up"], linears[name + "down"]) for name in names])
         dispatcher, combiner = self._exchange()
         return MoeLayer(
-            router=Router(RoutingRule.of(moe), tensors[prefix + "router"], tensors.get(prefix + "router_correction")),
+            router=Router(
+                RoutingRule.of(moe),
+                linears[prefix + "router"],
+                self.parameters.dtypes[prefix + "router"],
+                tensors.get(prefix + "router_correction"),
+            ),
             dispatcher=dispatcher,
             experts=WindowExperts(window, kernel),
             combiner=combiner,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from hpu_engine.device.base import Linear
 from hpu_engine.model.moe.routing import NOWHERE, Routing
 from hpu_engine.planning.model import Moe
 
@@ -43,10 +43,13 @@ class RoutingRule:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """`weight` [experts, hidden], float32 where the family computes its logits so; `correction` [experts] float32."""
+    """`score` maps [tokens, hidden] to logits [tokens, experts], both as `dtype`: float32 where the family computes its
+    logits so. `correction` [experts] float32.
+    """
 
     rule: RoutingRule
-    weight: Tensor
+    score: Linear
+    dtype: torch.dtype
     correction: Tensor | None = None
 
     def __call__(self, x: Tensor, is_real: Tensor | None = None) -> Routing:
@@ -54,8 +57,8 @@ class Router:
         return select(self.logits(x), self.rule, self.correction, x.dtype, is_real)
 
     def logits(self, x: Tensor) -> Tensor:
-        """[tokens, experts], in the weight's type."""
-        return F.linear(x.to(self.weight.dtype), self.weight)
+        """[tokens, experts]."""
+        return self.score(x.to(self.dtype))
 
 
 def select(
