@@ -19,7 +19,7 @@ class Permission:
 
 
 IN_SERVED_NAMESPACES = (
-    Permission(GROUP, PLURAL, ("get", "list", "watch"), "read what users declare"),
+    Permission(GROUP, PLURAL, ("list", "watch"), "read what users declare"),
     Permission(GROUP, f"{PLURAL}/status", ("patch",), "say what is so"),
     Permission(GROUP, f"{PLURAL}/finalizers", ("update",), "owner references, where the cluster protects them"),
     Permission("apps", "statefulsets", ("get", "list", "watch", "create", "patch", "delete"), "groups"),
