@@ -21,14 +21,18 @@ Version = Annotated[str, typer.Option(help="Another Kubernetes version; built fr
 @app.command()
 def up(
     control_plane: Annotated[bool, typer.Option("--control-plane", help="Without nodes, and without root.")] = False,
-    nodes: Annotated[int, typer.Option(min=1, max=16, help="Nodes, each a real kubelet (root).")] = 1,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=16, help="Nodes, each a real kubelet (root).", show_default="1")
+    ] = None,
     cards: Annotated[int, typer.Option(min=0, max=64, help="Cards (habana.ai/gaudi) that each node offers.")] = 0,
     name: Name = "local",
     kubernetes_version: Version = modules.KUBERNETES_VERSION,
 ) -> None:
     """Bring a cluster up and say how to reach it."""
-    wanted = 0 if control_plane else nodes
-    cluster = launcher.up(launcher.Request(name, wanted, 0 if control_plane else cards, kubernetes_version))
+    if control_plane and (nodes or cards):
+        raise typer.BadParameter("a control plane alone has no nodes and no cards", param_hint="--control-plane")
+    wanted = 0 if control_plane else nodes or 1
+    cluster = launcher.up(launcher.Request(name, wanted, cards, kubernetes_version))
     print(f"export KUBECONFIG={cluster.kubeconfig}")
 
 
@@ -49,6 +53,8 @@ def down(
 def status() -> None:
     """List the clusters and their components; exit code 1 when something that should run does not."""
     broken = False
+    if not state.names():
+        print(f"no clusters in {state.root()}")
     for name in state.names():
         try:
             cluster = state.load(name)

@@ -139,17 +139,10 @@ def join(node: Node) -> None:
 def import_image(node: Node, image: bytes | Path) -> None:
     """Import an archive (of an OCI layout or of `docker save`) under the names it carries. ComponentFailed."""
     archive = subprocess.PIPE if isinstance(image, bytes) else image.open("rb")
-    argv = [
-        *node.room.enter,
-        f"{BIN}/ctr",
-        "--namespace",
-        "k8s.io",
-        "images",
-        "import",
-        "--snapshotter",
-        _snapshotter(node),
-        "-",
-    ]
+    snapshotter = _snapshotter(node)
+    # containerd's own import unpacks for overlayfs alone; ctr does it for any other.
+    how = ["--snapshotter", snapshotter, *(["--local"] if snapshotter != "overlayfs" else [])]
+    argv = [*node.room.enter, f"{BIN}/ctr", "--namespace", "k8s.io", "images", "import", *how, "-"]
     with subprocess.Popen(argv, stdin=archive, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         output, _ = process.communicate(image if isinstance(image, bytes) else None)
     if not isinstance(archive, int):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import cgroups, control_plane, launcher, ports, preflight, processes, state, traces
+from tests.cluster import cgroups, control_plane, launcher, node, ports, preflight, processes, state, traces
 from tests.cluster.api import wait_for
 from tests.cluster.errors import ComponentFailed, MissingRequirement, StateConflict
 
@@ -188,6 +188,34 @@ def test_missing_kernel_feature_is_named(
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert [said in item.what for item in preflight.kernel_features()] == [True]
+
+
+@needs_root
+def test_disk_that_carries_no_overlay_is_noticed(tmp_path: Path) -> None:
+    assert node.overlay_works(tmp_path)
+    # An overlay cannot be the upper layer of another.
+    for part in ("lower", "upper", "work", "merged"):
+        (tmp_path / part).mkdir()
+    mount = 'cd "$1"; shift; mount -t overlay overlay -o lowerdir=lower,upperdir=upper,workdir=work merged; exec "$@"'
+    probe = (
+        "import sys; from pathlib import Path; from tests.cluster import node;"
+        " print(node.overlay_works(Path(sys.argv[1])))"
+    )
+    python = ["env", f"PYTHONPATH={REPOSITORY}", sys.executable, "-c", probe, str(tmp_path / "merged")]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-ec", mount, "sh", str(tmp_path), *python],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+def test_control_plane_with_nodes_is_refused(clusters: Path) -> None:
+    code, complaint = run("up", "--control-plane", "--nodes", "2")
+    assert code == 2
+    assert "no nodes" in complaint
+    assert not clusters.exists()
 
 
 @needs_root
