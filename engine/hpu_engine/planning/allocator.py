@@ -1,10 +1,10 @@
 """A caching allocator in miniature: why warm-up runs the largest shape first.
 
-Device memory is obtained in segments and never given back while any part of a segment is in use. Running a recipe
-takes its workspace and frees it; what the recipe keeps (its graph, its static outputs) is carved out of whatever is
-free at that moment and stays. Ascending sizes therefore obtain a new, larger segment each time, while the small
-allocations that stay pin every segment obtained before: the sum of the workspaces is reserved. Descending sizes are
-all served from the first segment.
+Device memory is obtained in segments. Running a recipe takes its workspace and frees it; what the recipe keeps (its
+commands, its static outputs) is carved out of whatever is free at that moment and stays. A captured graph replays at
+fixed addresses, so a segment that a recipe has run in is used by others again but never given back. Ascending sizes
+therefore obtain a new, larger segment each time, and the sum of the workspaces is reserved in the end. Descending sizes
+are all served from the first segment.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class WarmUpMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """Most that was ever reserved. Segments may be given back, so this need not be the last value."""
-        return max(self.reserved_bytes, default=0)
+        """Most that was ever reserved, which is what is reserved at the end."""
+        return self.reserved_bytes[-1] if self.reserved_bytes else 0
 
     @property
     def fragmented_bytes(self) -> int:
         """Reserved at the end and not in use."""
-        return (self.reserved_bytes[-1] if self.reserved_bytes else 0) - self.used_bytes
+        return self.peak_bytes - self.used_bytes
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class CachingAllocator:
         return sum(segment.size for segment in self._segments)
 
     def allocate(self, size: int, name: str) -> tuple[_Segment, int, int]:
-        """A range of `size` bytes, rounded up. Raises OutOfMemory, after giving back wholly free segments."""
+        """A range of `size` bytes, rounded up. Raises OutOfMemory."""
         wanted = _round_up(max(size, 1), ALIGNMENT_BYTES)
         fit = min(
             (
@@ -113,9 +113,7 @@ class CachingAllocator:
     def _obtain(self, wanted: int, name: str) -> _Segment:
         size = _round_up(wanted, SEGMENT_BYTES)
         if self._capacity is not None and self.reserved_bytes + size > self._capacity:
-            self._segments = [s for s in self._segments if s.free != [(0, s.size)]]
-            if self.reserved_bytes + size > self._capacity:
-                raise OutOfMemory(name, size, self.reserved_bytes, self._capacity)
+            raise OutOfMemory(name, size, self.reserved_bytes, self._capacity)
         segment = _Segment(size, [(0, size)])
         self._segments.append(segment)
         return segment
