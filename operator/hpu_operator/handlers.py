@@ -53,7 +53,7 @@ def registry(sink: Sink) -> kopf.OperatorRegistry:
 
 def _watch(handlers: kopf.OperatorRegistry, kind: Kind, sink: Sink) -> None:
     @kopf.on.event(kind.group, kind.version, kind.plural, registry=handlers, id=kind.plural)
-    def deliver(event: Any, **_: Any) -> None:
+    async def deliver(event: Any, **_: Any) -> None:  # a plain function would cost a thread per event
         sink(kind, event.get("type"), dict(event["object"]))
 
 

@@ -147,6 +147,11 @@ def test_a_group_is_made_from_its_record_and_nothing_else() -> None:
     assert "serving.hpu.dev/in-service" not in made["spec"]["selector"]["matchLabels"]
 
 
+def test_a_variable_of_ours_that_the_user_sets_is_the_users_and_there_only_once() -> None:
+    variables = pod_spec(pod={"env": [{"name": "HOME", "value": "/data"}]})["containers"][0]["env"]
+    assert variables == [{"name": "HOME", "value": "/data"}]
+
+
 def test_a_pod_leaves_service_by_its_own_label_and_no_other_pod_does() -> None:
     left = desired.service_label("team", "smol-0", "uid", "2026-11-30T12:00:00Z")
     back = desired.service_label("team", "smol-0", "uid", None)

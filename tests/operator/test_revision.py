@@ -10,10 +10,10 @@ import pytest
 
 from hpu_operator.api.crd import structural_schema
 from hpu_operator.api.inference import Spec
+from hpu_operator.api.schema import NEVER_RESTARTS
 from hpu_operator.domain import desired, names
 from hpu_operator.domain.revision import (
     MAX_RECORDS,
-    NEVER_RESTARTS,
     Record,
     expired,
     next_number,

@@ -16,6 +16,9 @@ VERSION = "v1alpha1"
 KIND = "HpuInference"
 PLURAL = "hpuinferences"
 
+NEVER_RESTARTS = frozenset({"replicas"})
+"""Fields of the spec that are in no revision. A test walks the schema: every other field is in it."""
+
 RULES = "x-kubernetes-validations"
 MAP_KEYS = "x-kubernetes-list-map-keys"
 LIST_TYPE = "x-kubernetes-list-type"

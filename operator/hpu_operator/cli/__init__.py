@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from enum import StrEnum
 from typing import Annotated
 from uuid import uuid4
 
@@ -74,6 +75,19 @@ def run(
         identity=identity or f"{socket.gethostname()}_{os.getpid()}_{uuid4().hex[:8]}",
     )
     raise typer.Exit(asyncio.run(run_operator(settings)))
+
+
+class Page(StrEnum):
+    FIELDS = "fields"
+    REASONS = "reasons"
+
+
+@app.command()
+def reference(page: Annotated[Page, typer.Argument(help="Which page.")]) -> None:
+    """Print a page of the reference: the fields of the API, or the reasons in status."""
+    from hpu_operator.api.reference import field_reference, reason_catalogue
+
+    typer.echo(field_reference() if page is Page.FIELDS else reason_catalogue(), nl=False)
 
 
 @app.command()

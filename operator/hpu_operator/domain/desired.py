@@ -88,10 +88,7 @@ def _container(name: str, spec: Spec, default_image: str) -> Manifest:
         "command": ["hpu-engine"],
         "args": engine_arguments(name, spec),
         "ports": [{"name": "http", "containerPort": API_PORT}, {"name": "control", "containerPort": CONTROL_PORT}],
-        "env": [
-            {"name": "HOME", "value": _SCRATCH},
-            *(canonical_sizes(variable) for variable in _plain(pod.env) or []),
-        ],
+        "env": _variables(spec),
         # /livez fails when a step loop or the start-up stops moving, so it is right from the first second and needs no
         # start-up probe with a guess of how long a model takes.
         "livenessProbe": _probe(LIVENESS_PATH, every=10, failures=6),
@@ -107,6 +104,13 @@ def _container(name: str, spec: Spec, default_image: str) -> Manifest:
     if pod.resources and (resources := canonical_resources(_plain(pod.resources))):
         container["resources"] = resources
     return container
+
+
+def _variables(spec: Spec) -> list[Manifest]:
+    """Ours, then the user's; a variable that the user sets as well is the user's."""
+    theirs = [canonical_sizes(variable) for variable in _plain(spec.pod.env) or []]
+    named = {variable["name"] for variable in theirs}
+    return [variable for variable in [{"name": "HOME", "value": _SCRATCH}] if variable["name"] not in named] + theirs
 
 
 def _mounts(spec: Spec) -> list[Manifest]:

@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpu_operator.api.inference import Spec
+from hpu_operator.api.schema import NEVER_RESTARTS
 from hpu_operator.domain import names, quantity
 from hpu_operator.domain.compare import Manifest, digest
 from hpu_operator.domain.owner import Owner, child_metadata
-
-NEVER_RESTARTS = frozenset({"replicas"})
-"""Fields of the spec that are not in the revision. A test walks the schema: every other field is."""
 
 _LENGTH = 8
 _SIZES = ("sizeLimit", "divisor")
