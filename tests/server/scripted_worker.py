@@ -41,6 +41,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     load_seconds: float = 0.0
     bucket_seconds: float = 0.0
     step_seconds: float = 0.0
+    busy_step_seconds: float = 0.0
     buckets: int = 3
     max_model_len: int = 512
     num_kv_blocks: int = 16
@@ -163,6 +164,9 @@ class ScriptedWorker:
         if self.script.die_after_steps is not None and self.steps >= self.script.die_after_steps:
             self.die()
         time.sleep(self.script.step_seconds)
+        end = time.monotonic() + self.script.busy_step_seconds
+        while time.monotonic() < end:
+            pass
         outputs = tuple(row.step(self.script.tokens_per_step) for row in self.rows.values())
         for output in outputs:
             if output.finish is not None:

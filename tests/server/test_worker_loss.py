@@ -89,6 +89,12 @@ def test_a_frozen_worker_is_noticed_within_ten_seconds_and_killed(shell: Path) -
         assert not is_alive(worker)
 
 
+def test_a_worker_that_is_busy_with_one_long_step_is_left_alone(shell: Path) -> None:
+    with RunningServer(shell, {"busy_step_seconds": 11.0}).wait_until_ready() as server:
+        assert post(f"{server.url}/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+        assert server.state().phase is Phase.READY
+
+
 def test_a_pod_that_was_suspended_as_a_whole_goes_on(shell: Path) -> None:
     """Both processes stop for longer than a worker may be silent: nobody was frozen, time was."""
     with RunningServer(shell, SLOW).wait_until_ready() as server:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -29,7 +30,7 @@ log = structlog.get_logger()
 SILENCE_LIMIT_SECONDS = 8.0
 """A serving worker says something after every step and at least once a second. Detection has to take under ten."""
 BUSY_SILENCE_LIMIT_SECONDS = 60.0
-"""For a silent worker that burns processor time: one huge step on a crowded machine is slow, not frozen."""
+"""For a silent worker that works or waits for its turn: a huge step on a crowded machine is slow, not frozen."""
 WATCH_SECONDS = 0.5
 EXIT_SECONDS = 5.0
 STDERR_LINES = 200
@@ -135,22 +136,22 @@ class Worker:
     async def _watch(self, pid: int) -> None:
         """Kills a serving worker that has been silent for too long, which then ends `run`."""
         silent_seconds = idle_seconds = 0.0
-        seen, burnt, before = self._rank.messages_seen, _processor_seconds(pid), time.monotonic()
+        seen, activity, before = self._rank.messages_seen, _Activity.of(pid), time.monotonic()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = time.monotonic()
-            awake = min(now - before, 2 * WATCH_SECONDS)
-            before = now
-            burnt_before, burnt = burnt, _processor_seconds(pid)
+            awake, before = min(now - before, 2 * WATCH_SECONDS), now
+            earlier, activity = activity, _Activity.of(pid)
             if self._rank.messages_seen != seen or not self._rank.is_serving:
                 silent_seconds = idle_seconds = 0.0
                 seen = self._rank.messages_seen
                 continue
             silent_seconds += awake
-            idle_seconds = idle_seconds + awake if burnt == burnt_before else 0.0
+            idle_seconds = 0.0 if activity.is_more_than(earlier) else idle_seconds + awake
             is_busy = idle_seconds < SILENCE_LIMIT_SECONDS / 2
             if silent_seconds >= (BUSY_SILENCE_LIMIT_SECONDS if is_busy else SILENCE_LIMIT_SECONDS):
-                self._frozen = _how_it_is(pid, silent_seconds)
+                stopped = ", and the process is stopped by a signal" if activity.is_stopped else ""
+                self._frozen = f"has shown no sign of life for {silent_seconds:.0f} s{stopped}"
                 self.kill()
                 return
 
@@ -204,20 +205,25 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat behind the command's name (proc(5)); empty when the process is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+@dataclass(frozen=True)
+class _Activity:
+    """What the kernel says of a process: its main thread's state and its processor time so far (proc(5))."""
 
+    state: str
+    ticks: int
 
-def _processor_seconds(pid: int) -> float:
-    fields = _stat(pid)
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+    @classmethod
+    def of(cls, pid: int) -> _Activity:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it is gone, which its socket will tell
+            return cls("X", 0)
+        return cls(fields[0], int(fields[11]) + int(fields[12]))
 
+    def is_more_than(self, earlier: _Activity) -> bool:
+        """It ran since then, or would have if it had been given a processor or its page."""
+        return self.ticks > earlier.ticks or self.state in "RD"
 
-def _how_it_is(pid: int, silent_seconds: float) -> str:
-    fields = _stat(pid)
-    stopped = ", and the process is stopped by a signal" if fields and fields[0] in "Tt" else ""
-    return f"has shown no sign of life for {silent_seconds:.0f} s{stopped}"
+    @property
+    def is_stopped(self) -> bool:
+        return self.state in "Tt"
