@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from hpu_engine.model.weights.errors import WeightsError
 from hpu_engine.model.weights.loading import load_parameters, take_parameters
 from hpu_engine.model.weights.name_table import expand
 from hpu_engine.model.weights.placement import Placement
+from hpu_engine.model.weights.safetensors_files import list_tensors
 from hpu_engine.planning.model import ModelConfigError, read_model_description
 from hpu_engine.planning.parallel import Layout
 from hpu_engine.planning.violations import PlanError
@@ -190,3 +193,29 @@ def test_an_unsupported_activation(checkpoint: Path, key: str) -> None:
 def test_experts_that_cannot_be_given_out_evenly(checkpoint: Path) -> None:
     with pytest.raises(PlanError, match="nearest valid: 2, 4"):
         expand(read_model_description(checkpoint), Placement(Layout(1, 3, 3), 0))
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model.safetensors.index.json"])
+def test_a_file_that_this_user_may_not_read_is_named(file: str) -> None:
+    """A volume written by root and served by a container's user."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(shutil.copytree(tiny("ernie4_5_moe"), Path(folder) / "model"))
+        Path(folder).chmod(0o755)
+        (model / file).touch()
+        (model / file).chmod(0)
+        with as_another_user(), pytest.raises(WeightsError, match="cannot be read: Permission denied") as refused:
+            list_tensors(model)
+        assert refused.value.path.endswith(file)
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Root may read everything, so a test that runs as root steps down."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
