@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from hpu_operator.kube.client import _error
+from hpu_operator.kube.client import error_of
 from hpu_operator.kube.kinds import Kind
 from hpu_operator.kube.port import Live, NotFound, Unavailable
 
@@ -53,7 +53,7 @@ class Admin:
             ) as response:
                 raw = await response.read()
                 if response.status >= 300:
-                    raise _error(f"{verb} {path}", response.status, raw)
+                    raise error_of(f"{verb} {path}", response.status, raw)
                 return dict(json.loads(raw))
         except (TimeoutError, aiohttp.ClientError) as error:
             raise Unavailable(f"{verb} {path}", 0, repr(error)) from error

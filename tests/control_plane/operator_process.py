@@ -15,6 +15,7 @@ async def run(namespace: str, ranks: str, port: int) -> int:
     def url_of(pod: Mapping[str, Any]) -> str:
         return f"{ranks}/{namespace}/{pod['metadata']['name']}"
 
+    print(f"listen_port={port}", flush=True)
     return await Operator(settings_for(namespace, listen_port=port), url_of).run()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from hpu_operator.kube.kinds import INFERENCE, POD, SERVICE, STATEFUL_SET
@@ -122,6 +124,31 @@ async def test_an_operator_killed_at_any_moment_of_a_rollout_restarts_nothing_tw
     ever = set(node.incarnations)
     assert len(ever - first) == 3, f"pods made by the rollout: {[node.incarnations[uid] for uid in ever - first]}"
     assert len(await admin.list(STATEFUL_SET, namespace)) == 3
+
+
+async def test_the_process_is_small_and_says_how_it_is(
+    admin: Admin, namespace: str, node: TestNode, ranks: ScriptedRanks, operator: OperatorHandle, tmp_path: Path
+) -> None:
+    """Resident memory with fifty objects, and what health and metrics answer meanwhile."""
+    for number in range(50):
+        await admin.create(INFERENCE, namespace, inference(f"smol-{number}"))
+    async with process(operator, ranks, tmp_path / "log") as running, aiohttp.ClientSession() as web:
+        for number in range(50):
+            await eventually("Ready", lambda name=f"smol-{number}": is_ready(admin, namespace, name), seconds=90)  # type: ignore[misc]
+        status = Path(f"/proc/{running.pid}/status").read_text()
+        megabytes = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+        print(f"operator with 50 objects: {megabytes:.0f} MB resident")
+        assert megabytes < 120
+        (port,) = re.findall(r"listen_port=(\d+)", (tmp_path / "log").read_text())
+        for path in ("/livez", "/readyz"):
+            async with web.get(f"http://127.0.0.1:{port}{path}") as response:
+                assert (response.status, await response.text()) == (200, "ok")
+        async with web.get(f"http://127.0.0.1:{port}/metrics") as response:
+            text = await response.text()
+        assert "hpu_operator_leader 1.0" in text
+        assert 'hpu_operator_reconcile_total{result="ok"}' in text
+        assert 'hpu_operator_cached_objects{resource="hpuinferences"} 50.0' in text
+        assert 'code="201",resource="statefulsets",verb="PATCH"' in text
 
 
 async def acted(log: Path) -> bool:

@@ -27,7 +27,7 @@ _IMAGE = {
 }  # fmt: skip
 _START = {"RunContainerError", "CreateContainerError"}
 
-_ENGINE_REASONS = {
+ENGINE_REASONS = {
     FailureReason.USAGE: Reason.BAD_ARGUMENTS,
     FailureReason.PORT_TAKEN: Reason.BAD_ARGUMENTS,
     FailureReason.MODEL_NOT_FOUND: Reason.MODEL_NOT_FOUND,
@@ -95,7 +95,7 @@ def of_end(ended: Mapping[str, object], events: Iterable[Event]) -> Cause:
     if ended.get("reason") == "OOMKilled":
         return Cause(Reason.OUT_OF_MEMORY, "killed at its memory limit (exit code 137)")
     if said := TerminationMessage.parse(str(ended.get("message") or "")):
-        return Cause(_ENGINE_REASONS[said.reason], _engine_sentence(said))
+        return Cause(ENGINE_REASONS[said.reason], _engine_sentence(said))
     code = ended.get("exitCode")
     if ended.get("reason") in ("StartError", "ContainerCannotRun"):
         return Cause(Reason.START_FAILED, str(ended.get("message") or "the process cannot be started"))

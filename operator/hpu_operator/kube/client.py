@@ -141,11 +141,11 @@ class Client:
         finally:
             self._metrics.api_call(verb, kind.plural, status, time.monotonic() - began)
         if not 200 <= status <= 299:
-            raise _error(action, status, data)
+            raise error_of(action, status, data)
         return dict(json.loads(data))
 
 
-def _error(action: str, status: int, data: bytes) -> KubeError:
+def error_of(action: str, status: int, data: bytes) -> KubeError:
     """The server's answer as one of the port's errors."""
     try:
         message = str(json.loads(data)["message"])

@@ -1,0 +1,125 @@
+"""The client of the control endpoint against the scripted double and against servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from hpu_engine.contract import ControlState, Phase
+from hpu_operator.domain.observed import Unreachable
+from hpu_operator.metrics import Metrics
+from hpu_operator.ranks import RankClient, control_url
+from hpu_operator.runtime.key import Key
+from hpu_operator.runtime.rank_watch import RankWatch, Target
+from tests.control_plane.scripted_ranks import ScriptedRanks, state
+
+KEY = Key("team", "smol")
+
+
+@pytest_asyncio.fixture
+async def client() -> AsyncIterator[RankClient]:
+    held = RankClient()
+    try:
+        yield held
+    finally:
+        await held.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "url"),
+    [
+        ({"podIP": "198.51.100.7"}, "http://198.51.100.7:8001"),
+        ({"podIP": "2001:db8::7"}, "http://[2001:db8::7]:8001"),
+        ({}, None),
+    ],
+)
+def test_the_address_of_a_pod(status: dict[str, str], url: str | None) -> None:
+    assert control_url({"status": status}) == url
+
+
+async def test_a_state_is_read(client: RankClient) -> None:
+    async with ScriptedRanks() as ranks:
+        ranks.says("team", "smol-0", state(Phase.WARMING_UP, done=3, total=5))
+        read = await client.read(f"{ranks.base}/team/smol-0")
+        assert isinstance(read, ControlState)
+        assert read.ranks[0].warm_up.done == 3
+
+
+async def test_a_connection_that_breaks_is_unreachable(client: RankClient) -> None:
+    async with ScriptedRanks() as ranks:
+        ranks.default = None
+        assert isinstance(await client.read(f"{ranks.base}/team/smol-0"), Unreachable)
+
+
+async def test_a_closed_port_is_unreachable(client: RankClient) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+    read = await client.read(f"http://127.0.0.1:{port}")
+    assert isinstance(read, Unreachable)
+    assert "cannot be reached" in read.error
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "word"),
+    [
+        (500, "oops", "HTTP 500"),
+        (302, "", "HTTP 302"),
+        (200, "<html>", "something else"),
+        (200, '{"phase": "Dancing"}', "something else"),
+        (200, "9" * (3 << 20), "something else"),
+    ],
+)
+async def test_whatever_else_answers_is_unreachable(client: RankClient, status: int, body: str, word: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=body, headers={"Location": "http://192.0.2.1/"})
+
+    app = web.Application()
+    app.router.add_get("/state", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        read = await client.read(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+    assert isinstance(read, Unreachable)
+    assert word in read.error
+
+
+async def heard(news: asyncio.Queue[Key]) -> Key:
+    return await asyncio.wait_for(news.get(), 10)
+
+
+async def test_the_watch_tells_news_once_and_stops_when_nobody_expects_the_pod(client: RankClient) -> None:
+    news: asyncio.Queue[Key] = asyncio.Queue()
+    watch = RankWatch(client, Metrics(), asyncio.get_running_loop().time, news.put_nowait)
+    running = asyncio.create_task(watch.run())
+    try:
+        async with ScriptedRanks() as ranks:
+            ranks.default = state(Phase.LOADING)
+            watch.expect(KEY, [Target("uid", f"{ranks.base}/team/smol-0", 0)])
+            assert await heard(news) == KEY
+            answer = watch.answer("uid")
+            assert isinstance(answer, ControlState)
+            assert answer.phase is Phase.LOADING
+            await asyncio.sleep(1.3)
+            assert news.empty(), "the same again is no news"
+            ranks.default = state(Phase.WARMING_UP, total=4)
+            assert await heard(news) == KEY
+            watch.expect(KEY, [Target("uid", f"{ranks.base}/team/smol-0", 1)])
+            assert watch.answer("uid") is None, "a restarted container has said nothing yet"
+            await heard(news)
+            watch.expect(KEY, [])
+            asked = ranks.asked
+            await asyncio.sleep(1.5)
+            assert ranks.asked == asked
+            assert watch.answer("uid") is None
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
