@@ -44,7 +44,7 @@ def main() -> int:
         if not isinstance(configure, Configure):
             return ExitCode.INTERNAL
         return _Worker(connection, configure).run()
-    except (_ServerGone, WireError, OSError) as error:
+    except (_ServerGone, WireError, ConnectionError) as error:
         # Nobody is left to tell; the exit code is for whoever looks at the process table.
         print(f"worker: the server is gone: {error!r}", file=sys.stderr)  # noqa: T201
         return ExitCode.INTERNAL
@@ -87,7 +87,7 @@ class _Worker:
             return self._fail(error.reason, error.message, path=error.path, tensor=error.tensor)
         except MemoryError:
             return self._fail(FailureReason.INSUFFICIENT_MEMORY, "an allocation failed")
-        except (_ServerGone, WireError, OSError):
+        except (_ServerGone, WireError, ConnectionError):
             raise
         except Exception as error:  # the last words of this process
             return self._fail(_reason_of(error), f"{type(error).__name__}: {error}")

@@ -42,6 +42,8 @@ def staged(target: Path) -> Iterator[Path]:
     try:
         yield directory
         directory.chmod(0o755)
+        for file in (path for path in directory.rglob("*") if path.is_file()):
+            file.chmod(0o644)  # a container's user reads it, whoever wrote it
         directory.rename(target)  # rename(2) replaces an empty directory and refuses any other
     finally:
         shutil.rmtree(directory, ignore_errors=True)

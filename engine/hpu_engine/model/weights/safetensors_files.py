@@ -39,6 +39,13 @@ class StoredTensor:
 
 def list_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of the checkpoint, in file order. Raises WeightsError."""
+    try:
+        return _list_tensors(directory)
+    except OSError as error:
+        raise WeightsError(f"cannot be read: {error.strerror}", path=str(error.filename or directory)) from error
+
+
+def _list_tensors(directory: Path) -> dict[str, StoredTensor]:
     stored: dict[str, StoredTensor] = {}
     for file in _files(directory):
         for tensor in _read_header(file):
