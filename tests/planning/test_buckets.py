@@ -120,6 +120,18 @@ def test_the_cheapest_covering_bucket_is_found(limits: StepLimits, recipes: int,
             assert buckets.find(kind, first, second).seconds == min(b.seconds for b in covering)
 
 
+class Sampled(int):
+    """A token as a sampler gives it."""
+
+    @property
+    def token(self) -> int:
+        return int(self)
+
+    @property
+    def logprobs(self) -> None:
+        return None
+
+
 def shape_of(step: Step, block_size: int) -> tuple[StepShape, list[int]]:
     """A real scheduler's step as the planner sees it, and the blocks of each decode row."""
 
@@ -160,7 +172,7 @@ def test_every_step_of_the_real_scheduler_has_its_buckets(seed: int) -> None:
         for kind, size in shape.parts():
             if kind is not Kind.DECODE:
                 assert buckets.covers(kind, size), (kind, size, limits)
-        scheduler.commit(step, [draw.randrange(50) if row.emits else None for row in step.rows])
+        scheduler.commit(step, [Sampled(draw.randrange(50)) if row.emits else None for row in step.rows])
         steps += 1
     assert steps > 10
 
