@@ -25,16 +25,26 @@ def buildah(store: Store) -> Buildah:
     return Buildah.on(store)
 
 
+def _copy(source: Path, target: Path) -> Path:
+    for name in (".dockerignore", "Dockerfile", "LICENSE", "README.md", "pyproject.toml"):
+        shutil.copy(source / name, target)
+    for name in ("engine", "images", "operator", "requirements"):
+        shutil.copytree(source / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return target
+
+
 @pytest.fixture(scope="session")
-def images(store: Store) -> dict[str, Image]:
-    return build(store=store)
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the images are made from, as it was when the session began."""
+    return _copy(ROOT, tmp_path_factory.mktemp("snapshot"))
+
+
+@pytest.fixture(scope="session")
+def images(store: Store, snapshot: Path) -> dict[str, Image]:
+    return build(store=store, root=snapshot)
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """A copy of what the images are made from, to change."""
-    for name in (".dockerignore", "Dockerfile", "LICENSE", "README.md", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    for name in ("engine", "images", "operator", "requirements"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
+def checkout(snapshot: Path, tmp_path: Path) -> Path:
+    """A copy of the snapshot, to change."""
+    return _copy(snapshot, tmp_path)

@@ -98,6 +98,8 @@ class Layout:
 
     def keep(self, references: Iterable[str]) -> None:
         """Removes every other image and every blob that nothing refers to any more."""
+        if not self.folder.exists():
+            return
         kept_names = set(references)
         kept = [entry for entry in self.manifests() if entry["annotations"][_NAME] in kept_names]
         digests = {part for entry in kept for part in self.referenced(entry["digest"])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import shutil
 import tarfile
 import threading
@@ -38,30 +39,33 @@ def layers(store: Store, image: Image) -> list[str]:
     return [layer["digest"] for layer in json.loads(Layout(store.layout).blob(image.digest).read_text())["layers"]]
 
 
-def test_a_second_build_does_nothing(store: Store, images: dict[str, Image], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_build_does_nothing(
+    store: Store, snapshot: Path, images: dict[str, Image], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("buildah was called")
 
     monkeypatch.setattr(Buildah, "run", refuse)
-    assert build(store=store) == images
+    assert build(store=store, root=snapshot) == images
 
 
-def test_an_image_whose_layer_was_lost_is_built_again(own: Store) -> None:
-    built = build(["operator"], store=own)["operator"]
+def test_an_image_whose_layer_was_lost_is_built_again(own: Store, snapshot: Path) -> None:
+    built = build(["operator"], root=snapshot, store=own)["operator"]
     Layout(own.layout).blob(layers(own, built)[-1]).unlink()
-    again = build(["operator"], store=own)["operator"]
+    again = build(["operator"], root=snapshot, store=own)["operator"]
     assert Layout(own.layout).is_whole(again.digest)
     assert recorded(own)["operator"].digest == again.digest
 
 
 def test_a_change_of_code_makes_one_small_layer(own: Store, checkout: Path) -> None:
     before = build(["operator"], root=checkout, store=own)["operator"]
+    layers_before = layers(own, before)
     with (checkout / "operator/hpu_operator/__init__.py").open("a") as file:
         file.write("# changed\n")
     after = build(["operator"], root=checkout, store=own)["operator"]
     assert after.reference != before.reference
-    assert layers(own, after)[:-1] == layers(own, before)[:-1]
-    assert layers(own, after)[-1] != layers(own, before)[-1]
+    assert layers(own, after)[:-1] == layers_before[:-1]
+    assert layers(own, after)[-1] != layers_before[-1]
 
 
 class _EmptyIndex(http.server.BaseHTTPRequestHandler):
@@ -89,10 +93,13 @@ def test_the_package_index_is_told_to_the_build_and_kept_nowhere(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     marker = "private-index-of-this-machine"
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"http://127.0.0.1:{server.server_port}/{marker}/")
-    for lock in ("build.txt", "operator.txt"):
-        # Another content: neither layer comes from the cache.
-        with (checkout / "requirements" / lock).open("a") as file:
-            file.write(f"# {server.server_port}\n")
+    # Another content, so that no layer comes from the cache; and one package, for the time that all would take.
+    requirements = checkout / "requirements"
+    with (requirements / "build.txt").open("a") as file:
+        file.write(f"# {server.server_port}\n")
+    wanted = re.search(r"^idna==(?:.*\\\n)+.*\n", (requirements / "operator.txt").read_text(), re.MULTILINE)
+    assert wanted
+    (requirements / "operator.txt").write_text(wanted[0])
     try:
         image = build(["operator"], root=checkout, store=own)["operator"]
     finally:
@@ -111,7 +118,9 @@ def test_the_package_index_is_told_to_the_build_and_kept_nowhere(
                 assert file_object is None or marker.encode() not in file_object.read(), entry.name
 
 
-def test_the_gaudi_image_leaves_the_torch_of_its_base_alone(own: Store, buildah: Buildah, tmp_path: Path) -> None:
+def test_the_gaudi_image_leaves_the_torch_of_its_base_alone(
+    own: Store, buildah: Buildah, snapshot: Path, tmp_path: Path
+) -> None:
     """On a stand-in: our base with a torch and a Gaudi bridge of its own. Intel's image was not run."""
     site = "usr/lib/python3/dist-packages"
     for name, content in (("torch/__init__.py", STAND_IN_TORCH), ("habana_frameworks/__init__.py", "")):
@@ -123,7 +132,7 @@ def test_the_gaudi_image_leaves_the_torch_of_its_base_alone(own: Store, buildah:
     reference = "localhost/hpu-inference/gaudi-stand-in:test"
     buildah.run("the stand-in", "build", "--layers", "--pull=false", "--tag", reference, tmp_path)
 
-    image = build(["engine-gaudi"], store=own, bases=Bases(gaudi=reference))["engine-gaudi"]
+    image = build(["engine-gaudi"], root=snapshot, store=own, bases=Bases(gaudi=reference))["engine-gaudi"]
     before = json.loads(buildah.run("inspect", "inspect", "--type", "image", reference))["OCIv1"]["rootfs"]["diff_ids"]
     found = json.loads(buildah.run("inspect", "inspect", "--type", "image", image.reference))["OCIv1"]
     assert found["rootfs"]["diff_ids"][: len(before)] == before, "the base's layers come first, as they are"
