@@ -63,9 +63,8 @@ def install_operator(kube: Kube, images: References, *, replicas: int = 1) -> No
     values = [f"replicas={replicas}", *_image("image", images.operator), *_image("engine.images.cpu", images.engine)]
     settings = [argument for value in values for argument in ("--set-string" if "image" in value else "--set", value)]
     try:
-        kube.helm(
-            "upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, *settings, "--wait", "--timeout", "120s"
-        )  # fmt: skip
+        wait = ("--wait", "--timeout", "120s")
+        kube.helm("upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, *settings, *wait)
     except CommandFailed as error:
         with contextlib.suppress(CommandFailed):
             log = kube.kubectl("-n", NAMESPACE, "logs", f"deployment/{RELEASE}", "--tail=5")
