@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -84,7 +85,7 @@ async def test_names_of_every_length_work_from_object_to_pod(
     for length in lengths:
         await admin.create(INFERENCE, namespace, inference("n" * length, replicas=2))
     for length in lengths:
-        await eventually(f"{length} ready", lambda name="n" * length: is_ready(admin, namespace, name), seconds=60)
+        await eventually(f"{length} ready", partial(is_ready, admin, namespace, "n" * length), seconds=60)
     for pod in await admin.list(POD, namespace):
         assert len(pod["metadata"]["name"]) <= 63
         assert pod["metadata"]["labels"][names.NAME_LABEL] in {"n" * length for length in lengths}
@@ -131,7 +132,7 @@ async def test_no_right_is_granted_that_is_not_used(
     for generation in range(2, 15):
         change = {"spec": {"drainSeconds": generation}} if generation < 14 else {"spec": {"replicas": 1}}
         await admin.merge(INFERENCE, namespace, "smol", change)
-        await eventually("rolled", lambda g=generation: is_ready(admin, namespace, generation=g), seconds=60)
+        await eventually("rolled", partial(is_ready, admin, namespace, generation=generation), seconds=60)
     await operator.stop()
     used = set()
     with control_plane.audit_log.open() as log:

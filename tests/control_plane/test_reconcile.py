@@ -86,7 +86,7 @@ async def test_a_deleted_child_is_made_again(
 
         async def again(kind: Any = kind, name: str = name, uid: str = before["metadata"]["uid"]) -> bool:
             found = await admin.get(kind, namespace, name)
-            return found is not None and found["metadata"]["uid"] != uid
+            return bool(found and found["metadata"]["uid"] != uid)
 
         await eventually(f"{kind.kind} {name} again", again)
     await eventually("Ready", lambda: is_ready(admin, namespace))
@@ -222,7 +222,7 @@ async def test_ready_turns_false_at_once_when_the_spec_changes(
 
     async def told() -> bool:
         found = condition(await admin.get(INFERENCE, namespace, "smol"), "Ready")
-        return found["observedGeneration"] == 2 and found["status"] == "False"
+        return (found["observedGeneration"], found["status"]) == (2, "False")
 
     await eventually("Ready False for generation 2", told)
     assert time.monotonic() - began < 2

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -61,7 +62,7 @@ async def test_a_restart_with_objects_present_writes_nothing_and_restarts_nothin
     for number in range(5):
         await admin.create(INFERENCE, namespace, inference(f"smol-{number}"))
     for number in range(5):
-        await eventually("Ready", lambda name=f"smol-{number}": is_ready(admin, namespace, name))  # type: ignore[misc]
+        await eventually("Ready", partial(is_ready, admin, namespace, f"smol-{number}"))
     before = await pods_of(admin, namespace)
     assert await operator.stop() == [0]
     audit = Audit(control_plane.audit_log, namespace)
@@ -134,7 +135,7 @@ async def test_the_process_is_small_and_says_how_it_is(
         await admin.create(INFERENCE, namespace, inference(f"smol-{number}"))
     async with process(operator, ranks, tmp_path / "log") as running, aiohttp.ClientSession() as web:
         for number in range(50):
-            await eventually("Ready", lambda name=f"smol-{number}": is_ready(admin, namespace, name), seconds=90)  # type: ignore[misc]
+            await eventually("Ready", partial(is_ready, admin, namespace, f"smol-{number}"), seconds=90)
         status = Path(f"/proc/{running.pid}/status").read_text()
         megabytes = int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
         print(f"operator with 50 objects: {megabytes:.0f} MB resident")
@@ -173,7 +174,7 @@ async def test_a_change_is_acted_on_within_200_ms(
         while len(await admin.list(STATEFUL_SET, namespace)) < replicas:
             assert time.monotonic() - began < 10
         took.append(time.monotonic() - began)
-        await eventually("Ready", lambda count=replicas: is_ready(admin, namespace, generation=count))  # type: ignore[misc]
+        await eventually("Ready", partial(is_ready, admin, namespace, generation=replicas))
     print("spec change acted on after", [f"{seconds * 1000:.0f} ms" for seconds in took])
     assert min(took) < 0.2
 
@@ -285,7 +286,7 @@ async def test_a_poisoned_object_does_not_stop_the_others(
     for number in range(3):
         await admin.create(INFERENCE, namespace, inference(f"good-{number}"))
     for number in range(3):
-        await eventually("good", lambda name=f"good-{number}": is_ready(admin, namespace, name))  # type: ignore[misc]
+        await eventually("good", partial(is_ready, admin, namespace, f"good-{number}"))
     refused = await reason(admin, namespace, "Rejected", "refused")
     assert "valueFrom" in refused["message"]
     assert (await reason(admin, namespace, "NameTaken", "taken"))["status"] == "False"

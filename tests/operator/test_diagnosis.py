@@ -108,11 +108,12 @@ def ended(message: str, *, state: str, exit_code: int = 3, restarts: int = 4, **
         "message": message,
         "finishedAt": (NOW - timedelta(seconds=20)).isoformat(),
     } | extra
-    now: dict[str, Any] = {
+    shown: dict[str, dict[str, Any]] = {
         "waiting": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}},
         "terminated": {"terminated": terminated},
         "running": {"running": {"startedAt": (NOW - timedelta(seconds=3)).isoformat()}},
-    }[state]
+    }
+    now = shown[state]
     status = {
         "phase": "Running",
         "conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}],

@@ -65,16 +65,17 @@ def minimal(node: dict[str, Any]) -> Any:
 def written(path: Path, value: Any) -> dict[str, Any]:
     """A minimal spec with `value` at `path`, and everything that is required on the way."""
     root: dict[str, Any] = {"model": {"uri": "pvc://models/x"}}
-    node, place = structural_schema(Spec), root
+    node: dict[str, Any] = structural_schema(Spec)
+    place: Any = root
     for part, following in zip(path, (*path[1:], None), strict=True):
         child = node["items"] if part == 0 else node.get("properties", {}).get(part, node.get("additionalProperties"))
         if following is None:
-            place[part] = value  # type: ignore[index]
+            place[part] = value
             return root
-        present = place[0] if part == 0 else place.get(str(part))  # type: ignore[call-overload, index]
+        present = place[0] if part == 0 else place.get(str(part))
         if present is None:
             present = [minimal(child["items"])] if child.get("type") == "array" else minimal(child)
-            place[part] = present  # type: ignore[index]
+            place[part] = present
         node, place = child, present
     return root
 
@@ -130,7 +131,7 @@ def test_a_record_survives_the_api_server() -> None:
 
 
 def test_the_stateful_set_controllers_own_records_are_not_ours() -> None:
-    data = {"spec": {"template": {"spec": {}}}}
+    data: dict[str, Any] = {"spec": {"template": {"spec": {}}}}
     assert read_record({"metadata": {"labels": {names.REVISION_LABEL: "r"}}, "data": data}) is None
 
 
