@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.cluster import launcher, state
 from tests.cluster.api import Api, wait_for
 from tests.demo.kube import CommandFailed, Kube
 
+ROOT = Path(__file__).parents[2]
 CRD = "hpuinferences.serving.hpu.dev"
 OPS = "ops"
 TEAM = "team-a"
@@ -103,6 +105,19 @@ def test_the_notes_say_what_comes_next(kube: Kube) -> None:
         kube.kubectl("apply", "--dry-run=server", "-n", TEAM, "-f", "-", stdin=example)
     finally:
         uninstall(kube)
+
+
+def test_every_example_and_every_object_in_the_documents_is_admitted(installed: Kube) -> None:
+    texts = {str(path): path.read_text() for path in (ROOT / "examples").glob("*.yaml")}
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for number, block in enumerate(
+            re.findall(r"```yaml\n(apiVersion: serving.*?)```", page.read_text(), re.DOTALL)
+        ):
+            texts[f"{page} {number}"] = block
+    assert len(texts) > len(list((ROOT / "examples").glob("*.yaml"))), "the documents have objects"
+    for text in texts.values():
+        moved = text.replace("namespace: default", f"namespace: {TEAM}")
+        installed.kubectl("apply", "--dry-run=server", "-n", TEAM, "-f", "-", stdin=moved)
 
 
 WANTED = [
