@@ -20,3 +20,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     expert_parallel_size: int = 1
+    exact: bool = False
+    """A token's bits do not depend on batch mates, chunks, preemption or cached prefixes (CPU device only)."""

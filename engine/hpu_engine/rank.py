@@ -7,7 +7,7 @@ the tensor that a termination message carries.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,9 +21,11 @@ from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Limits, Scheduler
 from hpu_engine.device.base import Device, UnsupportedOnDevice
 from hpu_engine.device.cpu import CpuDevice
+from hpu_engine.model.attention import ExactAttention
 from hpu_engine.model.builder import build_transformer
 from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
 from hpu_engine.model.runner import ModelRunner
+from hpu_engine.model.transformer import Transformer
 from hpu_engine.model.weights.errors import WeightsError
 from hpu_engine.planning.model import (
     ModelConfigError,
@@ -36,6 +38,8 @@ from hpu_engine.planning.parameters import parameter_count
 DEFAULT_KV_CACHE_BYTES = 512 * 1024 * 1024
 PROCESS_RESERVE_BYTES = 256 * 1024 * 1024
 """What a step's activations and the allocator take beside weights and KV on the CPU."""
+
+EXACT_CHUNK_TOKENS = 32
 
 OnProgress = Callable[[Progress], None]
 
@@ -117,6 +121,8 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         )
     except WeightsError as error:
         raise StartUpError(error.reason, error.message, path=error.path, tensor=error.tensor) from error
+    if config.exact:
+        transformer = replace(transformer, exact=_exact_attention(transformer, device, config))
     caches = allocate_kv_cache(description, num_blocks, config.block_size, dtype)
     runner = ModelRunner(transformer, caches)
     limits = Limits(
@@ -154,7 +160,19 @@ def _describe(directory: Path) -> ModelDescription:
 def _open_device(config: EngineConfig) -> Device:
     if config.device != "cpu":
         raise StartUpError(FailureReason.USAGE, f"device {config.device!r} is not supported; supported is cpu")
-    return CpuDevice()
+    return CpuDevice(exact=config.exact)
+
+
+def _exact_attention(transformer: Transformer, device: Device, config: EngineConfig) -> ExactAttention:
+    shape = transformer.attention_shape
+    group_rows = device.exact_group_rows(
+        group=shape.group,
+        chunk_rows=EXACT_CHUNK_TOKENS * shape.group,
+        head_dim=shape.head_dim,
+        block_size=config.block_size,
+        dtype=transformer.dtype,
+    )
+    return ExactAttention(EXACT_CHUNK_TOKENS, group_rows)
 
 
 def _compute_dtype(config: EngineConfig, description: ModelDescription, device: Device) -> torch.dtype:

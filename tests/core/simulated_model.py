@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hpu_engine.core.scheduler import Step
 
@@ -29,13 +30,19 @@ def expected_output(prompt: Sequence[int], count: int, stop: Sequence[int] = ())
     return tokens[len(prompt) :]
 
 
+@dataclass(frozen=True)
+class Token:
+    token: int
+    logprobs: None = None
+
+
 class SimulatedModel:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._slots: dict[int, tuple[int, ...]] = {}
 
-    def run(self, step: Step) -> list[int | None]:
-        """The sampled token of each row. Raises AssertionError for a row that reads what is not its own."""
+    def run(self, step: Step) -> list[Token | None]:
+        """What each row emits. Raises AssertionError for a row that reads what is not its own."""
         written: set[int] = set()
         for row in step.rows:
             tokens = tuple(row.request.tokens)
@@ -49,7 +56,7 @@ class SimulatedModel:
                 assert slot not in written, "two rows write one slot"
                 written.add(slot)
                 self._slots[slot] = tokens[: position + 1]
-        return [next_token(row.request.tokens) if row.emits else None for row in step.rows]
+        return [Token(next_token(row.request.tokens)) if row.emits else None for row in step.rows]
 
     def _slot(self, blocks: Sequence[int], position: int) -> int:
         return blocks[position // self._block_size] * self._block_size + position % self._block_size

@@ -11,7 +11,7 @@ from hpu_engine.core.messages import RowOutput
 from hpu_engine.core.request import Request
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Limits, RequestRefused, Scheduler
-from tests.core.simulated_model import SimulatedModel, expected_output
+from tests.core.simulated_model import SimulatedModel, Token, expected_output
 
 
 def scheduler(
@@ -27,7 +27,7 @@ def request(name: str, prompt: Sequence[int], max_tokens: int = 4, stop: tuple[i
 def shares(target: Scheduler) -> list[tuple[str, int, int]]:
     """Schedule one step and commit it: (request, context, new) of each row."""
     step = target.schedule()
-    target.commit(step, [0 if row.emits else None for row in step.rows])
+    target.commit(step, [Token(0) if row.emits else None for row in step.rows])
     target.check_integrity()
     return [(row.request.request_id, row.context_len, row.new_len) for row in step.rows]
 
@@ -148,7 +148,7 @@ def test_a_request_aborted_during_its_step_gets_no_token() -> None:
     target.add(request("a", [1, 2]))
     step = target.schedule()
     target.abort(["a"])
-    assert target.commit(step, [3]) == []
+    assert target.commit(step, [Token(3)]) == []
 
 
 def test_a_known_prefix_is_not_computed_again_except_its_last_token() -> None:

@@ -91,7 +91,7 @@ def main() -> None:
         "top-p": SamplingParams(top_p=0.9),
         "top-k": SamplingParams(top_k=50),
     }.items():
-        draws = [Draw(params, index, 1) for index in range(chosen.rows)]
+        draws = [Draw(params, index, [1], 1) for index in range(chosen.rows)]
         took = cpu_milliseconds(lambda draws=draws: sample(logits.clone(), draws), 3)[0]  # type: ignore[misc]
         print(f"sampling, {name:12} {took:.2f} ms")
     with profile(activities=[ProfilerActivity.CPU]) as profiled:

@@ -12,7 +12,7 @@ from hpu_engine.core.batch import build_batch
 from hpu_engine.core.request import Request
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Row, Step
-from hpu_engine.model.attention import AttentionShape, AttentionStep
+from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAttention
 from hpu_engine.model.kv_cache import LayerCache
 
 BLOCK, PAGES, KV_HEADS, GROUP, DIM = 4, 60, 2, 3, 8
@@ -41,7 +41,7 @@ def check(rows: list[tuple[int, int]], tables: list[list[int]], exact: bool) -> 
     cache = LayerCache(torch.randn(page_shape, generator=generator), torch.randn(page_shape, generator=generator))
     q = torch.randn(batch.num_tokens, KV_HEADS * GROUP, DIM, generator=generator)
     keys, values = (torch.randn(batch.num_tokens, KV_HEADS, DIM, generator=generator) for _ in range(2))
-    attention = AttentionStep(SHAPE, batch, cache, torch.float32, exact=exact)
+    attention = AttentionStep(SHAPE, batch, cache, torch.float32, ExactAttention(4, 8) if exact else None)
     attention.write(cache, keys, values)
     mixed = attention.attend(q, cache)
     # The batch lays chunks before singles; each row's tokens are found by its slots.
@@ -88,6 +88,6 @@ def test_singles_wherever_their_pages_lie(tables: list[list[int]]) -> None:
 
 def test_no_rows_at_all_is_legal() -> None:
     cache = LayerCache(torch.zeros(3, KV_HEADS, BLOCK, DIM), torch.zeros(3, KV_HEADS, BLOCK, DIM))
-    attention = AttentionStep(SHAPE, build_batch(Step(()), BLOCK), cache, torch.float32)
+    attention = AttentionStep(SHAPE, build_batch(Step(()), BLOCK), cache, torch.float32, None)
     attention.write(cache, torch.zeros(0, KV_HEADS, DIM), torch.zeros(0, KV_HEADS, DIM))
     assert attention.attend(torch.zeros(0, KV_HEADS * GROUP, DIM), cache).shape == (0, KV_HEADS * GROUP * DIM)

@@ -17,7 +17,7 @@ from torch import Tensor
 from hpu_engine.core.batch import Batch, build_batch
 from hpu_engine.core.messages import Heartbeat, Rejected, RowOutput, Submit
 from hpu_engine.core.request import Request
-from hpu_engine.core.sampler import Draw, SamplingFailed, sample
+from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, sample
 from hpu_engine.core.scheduler import RequestRefused, Row, Scheduler, Step
 
 
@@ -103,15 +103,15 @@ class StepLoop:
             bucket=bucket,
         )
 
-    def _sample(self, step: Step, logits: Tensor) -> tuple[list[int | None], list[Rejected]]:
+    def _sample(self, step: Step, logits: Tensor) -> tuple[list[Sampled | None], list[Rejected]]:
         """Tokens in the order of the step's rows, and the requests that could not be given one."""
         emitting = [row for row in step.rows if row.emits]
         drawn = iter(self._draw(emitting, logits) if emitting else [])
-        sampled: list[int | None] = []
+        sampled: list[Sampled | None] = []
         rejected: list[Rejected] = []
         for row in step.rows:
             token = next(drawn) if row.emits else None
-            if isinstance(token, Exception):
+            if isinstance(token, SamplingFailed):
                 sampled.append(None)
                 message = f"the request's token could not be sampled: {token}"
                 rejected.append(Rejected(request_id=row.request.request_id, message=message, internal=True))
@@ -119,14 +119,14 @@ class StepLoop:
                 sampled.append(token)
         return sampled, rejected
 
-    def _draw(self, rows: list[Row], logits: Tensor) -> list[int | Exception]:
-        draws = [Draw(row.request.params, row.request.seed, row.request.num_tokens) for row in rows]
+    def _draw(self, rows: list[Row], logits: Tensor) -> list[Sampled | SamplingFailed]:
+        draws = [Draw(row.request.params, row.request.seed, row.request.tokens, row.request.prompt_len) for row in rows]
         try:
             return list(sample(logits, draws))
         except Exception:  # one row's trouble must not end the others
             return [self._draw_alone(logits[index : index + 1], draw) for index, draw in enumerate(draws)]
 
-    def _draw_alone(self, logits: Tensor, draw: Draw) -> int | Exception:
+    def _draw_alone(self, logits: Tensor, draw: Draw) -> Sampled | SamplingFailed:
         try:
             return sample(logits, [draw])[0]
         except Exception as error:  # see above: this row is the one

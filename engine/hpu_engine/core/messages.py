@@ -86,13 +86,25 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     bucket: str | None = None
 
 
+class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The model's own log-probability of `token_id`, and of the most likely tokens (id, log-probability)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class RowOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """New tokens of one request after one step. `finish` is None, `stop`, `length` or `abort`."""
+    """New tokens of one request after one step. `finish` is None, `stop`, `length` or `abort`.
+
+    `logprobs` has one entry per token where the request asked for them.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     finish: str | None = None
     stop_token_id: int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class StepOutputs(_Message, frozen=True, kw_only=True):

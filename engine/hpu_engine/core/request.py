@@ -60,6 +60,7 @@ class Request:
 
     def finish_reason(self) -> str | None:
         """What the newest output token means: `stop`, `length`, or None to go on."""
-        if self.num_output and self.tokens[-1] in self.params.stop_token_ids:
+        enough = self.num_output >= max(1, self.params.min_tokens)
+        if enough and self.tokens[-1] in self.params.stop_token_ids:
             return "stop"
         return "length" if self.num_tokens >= self.token_limit else None

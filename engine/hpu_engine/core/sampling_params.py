@@ -10,11 +10,16 @@ import math
 
 import msgspec
 
+MOST_LOGPROBS = 20
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """`temperature` 0 (or below 1e-5) is greedy. `max_tokens` counts output tokens. `seed` None: drawn per request.
 
-    `top_k` 0 and `top_p` 1.0 switch their filter off. `stop_token_ids` end a request like the model's own
+    `top_k` 0, `top_p` 1.0 and `min_p` 0.0 switch their filter off; tokens as likely as the last one that stays stay.
+    `min_p` is relative to the most likely token. Penalties are off at 1.0 (repetition) and 0.0. `logit_bias` is added
+    to the logits of these ids. `logprobs`: also report the log-probability of each token and of so many likely ones.
+    Stop tokens cannot be chosen before `min_tokens` output tokens. `stop_token_ids` end a request like the model's own
     end-of-sequence ids (which the server puts in here unless `ignore_eos`), and are not part of the text.
     """
 
@@ -22,6 +27,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    min_tokens: int = 0
+    logprobs: int | None = None
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -44,6 +56,16 @@ def check_sampling_params(params: SamplingParams, *, vocab: int) -> None:
         "temperature": (0.0 <= params.temperature < math.inf, "a finite number, at least 0"),
         "top_p": (0.0 < params.top_p <= 1.0, "above 0 and at most 1"),
         "top_k": (params.top_k >= 0, "at least 0"),
+        "min_p": (0.0 <= params.min_p <= 1.0, "a number between 0 and 1"),
+        "repetition_penalty": (0.0 < params.repetition_penalty < math.inf, "a finite number above 0"),
+        "presence_penalty": (abs(params.presence_penalty) <= 2.0, "a number between -2 and 2"),
+        "frequency_penalty": (abs(params.frequency_penalty) <= 2.0, "a number between -2 and 2"),
+        "logit_bias": (
+            all(0 <= token < vocab and abs(bias) <= 100.0 for token, bias in params.logit_bias.items()),
+            f"ids below {vocab} with numbers between -100 and 100",
+        ),
+        "min_tokens": (0 <= params.min_tokens <= params.max_tokens, "at least 0 and at most max_tokens"),
+        "logprobs": (params.logprobs is None or 0 <= params.logprobs <= MOST_LOGPROBS, f"at most {MOST_LOGPROBS}"),
         "seed": (params.seed is None or abs(params.seed) < 1 << 63, "a whole number of at most 63 bits"),
         "stop_token_ids": (all(0 <= token < vocab for token in params.stop_token_ids), f"ids below {vocab}"),
     }

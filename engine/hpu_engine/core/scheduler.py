@@ -22,9 +22,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from hpu_engine.core.kv_blocks import BlockPool, chain_digest, root_digest
-from hpu_engine.core.messages import RowOutput
+from hpu_engine.core.messages import RowOutput, TokenLogprobs
 from hpu_engine.core.request import Request, Status
 
 
@@ -72,6 +73,16 @@ class Counters:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+
+
+class Emitted(Protocol):
+    """A sampled token, and its log-probabilities where the request wants them."""
+
+    @property
+    def token(self) -> int: ...
+
+    @property
+    def logprobs(self) -> TokenLogprobs | None: ...
 
 
 class Scheduler:
@@ -137,8 +148,8 @@ class Scheduler:
             self._admit_waiting(rows, budget)
         return Step(tuple(rows))
 
-    def commit(self, step: Step, sampled: Sequence[int | None]) -> list[RowOutput]:
-        """Record that `step` ran. `sampled[i]` is the token of row i, None where the row emits none or was given up."""
+    def commit(self, step: Step, sampled: Sequence[Emitted | None]) -> list[RowOutput]:
+        """Record that `step` ran. `sampled[i]` is what row i emits, None where it emits nothing or was given up."""
         outputs = []
         for row, token in zip(step.rows, sampled, strict=True):
             request = row.request
@@ -248,7 +259,8 @@ class Scheduler:
         request.num_computed = 0
         request.num_registered = 0
 
-    def _accept(self, request: Request, token: int) -> RowOutput:
+    def _accept(self, request: Request, emitted: Emitted) -> RowOutput:
+        token, logprobs = emitted.token, emitted.logprobs
         request.tokens.append(token)
         finish = request.finish_reason()
         if finish is not None:
@@ -258,6 +270,7 @@ class Scheduler:
             token_ids=(token,),
             finish=finish,
             stop_token_id=token if finish == "stop" else None,
+            logprobs=None if logprobs is None else (logprobs,),
         )
 
     def _known_prefix(self, request: Request) -> list[int]:

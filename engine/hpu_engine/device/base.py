@@ -58,6 +58,14 @@ class Device(ABC):
         """One kernel for experts of one window, each a gate-and-up and a down linear of this device."""
 
     @abstractmethod
+    def exact_group_rows(
+        self, *, group: int, chunk_rows: int, head_dim: int, block_size: int, dtype: torch.dtype
+    ) -> int:
+        """To how many rows exact attention pads the `group` query rows of a single token, so that they get the bits
+        they would get among the `chunk_rows` rows of a slice of a chunk. Raises UnsupportedOnDevice.
+        """
+
+    @abstractmethod
     def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:
         """What to run before serving, largest first."""
 

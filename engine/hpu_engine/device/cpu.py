@@ -17,8 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.device.base import Device, ExpertKernel, Linear, UnsupportedOnDevice, WarmUpShape
+from hpu_engine.device.exact_rows import RowClass, exact_linear, find_group_rows, find_row_class
 from hpu_engine.device.expert_kernels import sorted_kernel
 
+_LinearKey = tuple[torch.dtype, int, int]
+"""Type, rows and columns of a weight: linears of one key get one kernel."""
 _MEASURED_ROWS = (1, 32)
 _MEASURE_REPEATS = 5
 
@@ -27,8 +30,10 @@ class CpuDevice(Device):
     name = "cpu"
     default_max_batched_tokens = 256
 
-    def __init__(self) -> None:
-        self._packed_is_faster: dict[tuple[torch.dtype, int, int], bool] = {}
+    def __init__(self, *, exact: bool = False) -> None:
+        self._exact = exact
+        self._packed_is_faster: dict[_LinearKey, bool] = {}
+        self._row_classes: dict[_LinearKey, RowClass] = {}
 
     def compute_dtype(self, requested: str) -> torch.dtype:
         match requested:
@@ -43,11 +48,24 @@ class CpuDevice(Device):
         key = (weight.dtype, out_features, in_features)
         plain = partial(F.linear, weight=weight, bias=bias)
         packed = _packed(weight, bias)
+        if self._exact:
+            return self._exact_linear(packed or plain, weight, key)
         if packed is None:
             return plain
         if key not in self._packed_is_faster:
             self._packed_is_faster[key] = _is_faster(packed, plain, in_features, weight.dtype)
         return packed if self._packed_is_faster[key] else plain
+
+    def _exact_linear(self, linear: Linear, weight: Tensor, key: _LinearKey) -> Linear:
+        """The choice of kernel is not measured here: it must be the same at every start."""
+        if key not in self._row_classes:
+            self._row_classes[key] = find_row_class(linear, weight)
+        return exact_linear(linear, self._row_classes[key])
+
+    def exact_group_rows(
+        self, *, group: int, chunk_rows: int, head_dim: int, block_size: int, dtype: torch.dtype
+    ) -> int:
+        return find_group_rows(group, chunk_rows, head_dim, block_size, dtype)
 
     def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:
         return sorted_kernel(experts)

@@ -2,7 +2,9 @@
 
 The formula is the same for both: per page the products of queries and keys, one softmax in float32 over all pages of a
 row, per page the mix of values, and the mixes added in the order of the pages. What does not depend on the layer is
-prepared once per step. A chunk may use the library's fused kernel instead, which is faster and rounds differently.
+prepared once per step. Chunks use the library's fused kernel instead, which is faster and rounds differently, unless
+`ExactAttention` asks for one order of every sum: then chunks run in slices of a fixed number of tokens, so that every
+product has one of two shapes, and these two were seen to treat a row alike.
 """
 
 from __future__ import annotations
@@ -33,18 +35,29 @@ class AttentionShape:
         return self.heads // self.kv_heads
 
 
+@dataclass(frozen=True, slots=True)
+class ExactAttention:
+    """`chunk_tokens` of a chunk are attended at a time; a single token's query rows are padded to `group_rows`."""
+
+    chunk_tokens: int
+    group_rows: int
+
+
 class AttentionStep:
     """`write` the layer's new keys and values, then `attend`, for each layer in turn."""
 
     def __init__(
-        self, shape: AttentionShape, batch: Batch, cache: LayerCache, dtype: torch.dtype, *, exact: bool = False
+        self, shape: AttentionShape, batch: Batch, cache: LayerCache, dtype: torch.dtype, exact: ExactAttention | None
     ) -> None:
         self._shape = shape
         self._num_singles = batch.num_singles
         self._slot_rows = cache.slot_rows(batch.slots)
-        kind = _PagedChunk if exact else _FusedChunk
-        self._chunks = [kind(shape, chunk, cache, dtype) for chunk in batch.chunks]
-        self._singles = SingleRows(batch.single_blocks, batch.single_lens, cache, shape.group)
+        self._chunks: list[_FusedChunk | _SlicedChunk] = [
+            _SlicedChunk(shape, chunk, cache, exact) if exact else _FusedChunk(shape, chunk, cache, dtype)
+            for chunk in batch.chunks
+        ]
+        padded = exact.group_rows if exact else shape.group
+        self._singles = SingleRows(batch.single_blocks, batch.single_lens, cache, shape.group, padded)
 
     def write(self, cache: LayerCache, keys: Tensor, values: Tensor) -> None:
         """`keys`, `values` [tokens, kv_heads, head_dim] of the whole batch."""
@@ -62,53 +75,70 @@ class AttentionStep:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class _ChunkRow:
-    """One row with several new tokens. Query heads of a group are stacked along the new tokens."""
+class _FusedChunk:
+    """One row with several new tokens, by the library's fused kernel."""
 
     def __init__(self, shape: AttentionShape, chunk: Chunk, cache: LayerCache, dtype: torch.dtype) -> None:
         self._shape = shape
         self._chunk = chunk
-        length = chunk.blocks.shape[0] * cache.block_size
-        positions = torch.arange(chunk.context_len, chunk.context_len + chunk.new_len)
-        hidden = torch.arange(length) > positions[:, None]
-        # [new, length]: a token sees the context, the new tokens before it, and itself.
-        self._mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+        self._mask = _mask(chunk.context_len, chunk.new_len, chunk.blocks.shape[0] * cache.block_size, dtype)
 
-    def _queries(self, q: Tensor) -> Tensor:
-        """[kv_heads, group, new, head_dim], a view."""
-        s, chunk = self._shape, self._chunk
-        own = q[chunk.start : chunk.start + chunk.new_len]
-        return own.view(chunk.new_len, s.kv_heads, s.group, s.head_dim).permute(1, 2, 0, 3)
-
-    def _flat(self, mixed: Tensor) -> Tensor:
-        """[kv_heads, group, new, head_dim] to [new, heads * head_dim]."""
-        return mixed.permute(2, 0, 1, 3).reshape(self._chunk.new_len, -1)
-
-
-class _FusedChunk(_ChunkRow):
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
         s, chunk = self._shape, self._chunk
         keys, values = (
             pages.index_select(0, chunk.blocks).transpose(0, 1).reshape(s.kv_heads, 1, -1, s.head_dim)
             for pages in (cache.keys, cache.values)
         )
+        own = q[chunk.start : chunk.start + chunk.new_len]
+        queries = own.view(chunk.new_len, s.kv_heads, s.group, s.head_dim).permute(1, 2, 0, 3)
         shared = (s.kv_heads, s.group, -1, s.head_dim)
         mixed = F.scaled_dot_product_attention(
-            self._queries(q), keys.expand(shared), values.expand(shared), attn_mask=self._mask, scale=s.scale
+            queries, keys.expand(shared), values.expand(shared), attn_mask=self._mask, scale=s.scale
         )
-        return self._flat(mixed)
+        return mixed.permute(2, 0, 1, 3).reshape(chunk.new_len, -1)
 
 
-class _PagedChunk(_ChunkRow):
+class _SlicedChunk:
+    """One row with several new tokens, by the formula of the singles, some tokens at a time (the last ones padded).
+
+    Query heads of a group are stacked along the tokens of a slice.
+    """
+
+    def __init__(self, shape: AttentionShape, chunk: Chunk, cache: LayerCache, exact: ExactAttention) -> None:
+        self._shape = shape
+        self._chunk = chunk
+        self._tokens = exact.chunk_tokens
+        self._blocks = chunk.blocks.tolist()
+        size, end = cache.block_size, chunk.context_len + chunk.new_len
+        self._slices = []
+        for first in range(chunk.context_len, end, self._tokens):
+            pages = -(-min(first + self._tokens, end) // size)
+            mask = _mask(first, self._tokens, pages * size, torch.float32)
+            self._slices.append((first - chunk.context_len, pages, mask.repeat(shape.group, 1)))
+
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
-        s, chunk = self._shape, self._chunk
-        grouped = (self._queries(q) * s.scale).reshape(s.kv_heads, -1, s.head_dim)
-        blocks = chunk.blocks.tolist()
-        scores = torch.cat([torch.bmm(grouped, cache.keys[block].transpose(1, 2)) for block in blocks], dim=-1)
-        scores = scores.view(s.kv_heads, s.group, chunk.new_len, -1) + self._mask
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype)
-        per_page = torch.split(weights.view(s.kv_heads, s.group * chunk.new_len, -1), cache.block_size, dim=-1)
+        chunk = self._chunk
+        own = q[chunk.start : chunk.start + chunk.new_len] * self._shape.scale
+        own = F.pad(own, (0, 0, 0, 0, 0, -chunk.new_len % self._tokens))
+        parts = [
+            self._slice(own[start : start + self._tokens], self._blocks[:pages], mask, cache)
+            for start, pages, mask in self._slices
+        ]
+        return torch.cat(parts)[: chunk.new_len]
+
+    def _slice(self, q: Tensor, blocks: list[int], mask: Tensor, cache: LayerCache) -> Tensor:
+        s = self._shape
+        queries = q.view(-1, s.kv_heads, s.group, s.head_dim).permute(1, 2, 0, 3).reshape(s.kv_heads, -1, s.head_dim)
+        scores = torch.cat([torch.bmm(queries, cache.keys[block].transpose(1, 2)) for block in blocks], dim=-1)
+        weights = torch.softmax(scores.float() + mask, dim=-1).to(q.dtype)
+        per_page = torch.split(weights, cache.block_size, dim=-1)
         mixed = torch.bmm(per_page[0].contiguous(), cache.values[blocks[0]])
         for block, weight in zip(blocks[1:], per_page[1:], strict=True):
             mixed += torch.bmm(weight.contiguous(), cache.values[block])
-        return self._flat(mixed.view(s.kv_heads, s.group, chunk.new_len, s.head_dim))
+        return mixed.view(s.kv_heads, s.group, -1, s.head_dim).permute(2, 0, 1, 3).reshape(q.shape[0], -1)
+
+
+def _mask(first: int, count: int, length: int, dtype: torch.dtype) -> Tensor:
+    """[count, length], additive: the token at position `first` + i sees all positions up to its own."""
+    hidden = torch.arange(length) > torch.arange(first, first + count)[:, None]
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))

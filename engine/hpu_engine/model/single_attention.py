@@ -9,6 +9,7 @@ computed and thrown away. The run is copied together only where it would be most
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.model.kv_cache import LayerCache
@@ -20,9 +21,12 @@ WASTE_LIMIT = 3
 
 
 class SingleRows:
-    """`tables` [rows, width] padded with scratch, `lens` [rows]: visible tokens. Both are of one step."""
+    """`tables` [rows, width] padded with scratch, `lens` [rows]: visible tokens. Both are of one step.
 
-    def __init__(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> None:
+    `group` query rows share a KV head; they are multiplied as `padded_group` rows.
+    """
+
+    def __init__(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int, padded_group: int) -> None:
         rows, width = tables.shape
         size, kv_heads = cache.block_size, cache.keys.shape[1]
         heads = kv_heads * group
@@ -42,12 +46,17 @@ class SingleRows:
         column = torch.zeros(count, dtype=torch.int64).index_copy_(0, place, column_of)
         page_at = torch.zeros(rows, width, dtype=torch.int64)
         page_at[wanted] = place
-        each_head = torch.arange(heads)
         self._count, self._rows, self._width, self._heads = count, rows, width, heads
+        self._group, self._padded_group = group, padded_group
         self._owner = owner
-        # Rows of [pages * heads, block_size] in the order [row, head, column], and the way back.
-        self._to_rows = (page_at[:, None, :] * heads + each_head[:, None]).flatten()
-        self._to_pages = ((owner[:, None] * heads + each_head) * width + column[:, None]).flatten()
+        # Rows of [pages * kv_heads * padded_group, block_size] in the order [row, head, column], and the way back, on
+        # which padding takes the weights of head 0: its mix is dropped.
+        head = torch.arange(heads)
+        padded_heads = kv_heads * padded_group
+        place_of_head = head // group * padded_group + head % group
+        head_at_place = torch.zeros(padded_heads, dtype=torch.int64).index_copy_(0, place_of_head, head)
+        self._to_rows = (page_at[:, None, :] * padded_heads + place_of_head[:, None]).flatten()
+        self._to_pages = ((owner[:, None] * heads + head_at_place) * width + column[:, None]).flatten()
         # A missing column of a short row reads some page; its weight is exactly 0 there, its mix is left out.
         visible = torch.arange(width * size) < lens[:, None]
         self._mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))[:, None, :]
@@ -57,15 +66,17 @@ class SingleRows:
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
         """`q` [rows, kv_heads, group, head_dim], scaled; the same shape back."""
         kv_heads, size, head_dim = cache.keys.shape[1:]
-        batch, group = self._count * kv_heads, q.shape[2]
+        batch, group = self._count * kv_heads, self._padded_group
+        if group != self._group:
+            q = F.pad(q, (0, 0, 0, group - self._group))
         keys, values = (self._pages(pages).view(batch, size, head_dim) for pages in (cache.keys, cache.values))
         queries = q.reshape(self._rows, -1).index_select(0, self._owner).view(batch, group, head_dim)
         scores = torch.bmm(queries, keys.transpose(1, 2)).view(-1, size)
         by_row = scores.index_select(0, self._to_rows).view(self._rows, self._heads, -1)
         weights = torch.softmax(by_row.float() + self._mask, dim=-1).to(q.dtype)
         by_page = weights.view(-1, size).index_select(0, self._to_pages).view(batch, group, size)
-        mixes = torch.bmm(by_page, values).view(self._count, -1)
-        return self._add_in_order(mixes).view(q.shape)
+        mixes = torch.bmm(by_page, values)[:, : self._group].reshape(self._count, -1)
+        return self._add_in_order(mixes).view(self._rows, kv_heads, self._group, head_dim)
 
     def _add_in_order(self, mixes: Tensor) -> Tensor:
         """The mixes of each row's pages, added first page to last: [rows, heads * head_dim]."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpu_engine.core.batch import Batch
 from hpu_engine.device.base import Linear
-from hpu_engine.model.attention import AttentionShape, AttentionStep
+from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAttention
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.rotary import RotaryTable
 from hpu_engine.planning.model import ModelDescription
@@ -69,14 +69,13 @@ class Transformer:
     final_norm: Tensor
     lm_head: Linear
     rotary: RotaryTable
-    exact: bool = False
-    """Rows are computed with operations whose result for a row does not depend on the others."""
+    exact: ExactAttention | None = None
 
     def hidden(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         """Runs the layers, writing the batch's keys and values; [tokens, hidden] before the final norm."""
         x = self.embedding(batch.token_ids)
         cos, sin = self.rotary.at(batch.positions)
-        attention = AttentionStep(self.attention_shape, batch, caches[0], self.dtype, exact=self.exact)
+        attention = AttentionStep(self.attention_shape, batch, caches[0], self.dtype, self.exact)
         step = _StepInputs(attention, cos, sin)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = x + self._attention(layer, cache, x, step)

@@ -1,0 +1,33 @@
+"""What a request may change about one row of logits before a token is chosen, in the order in which it is done.
+
+1. `logit_bias` is added. 2. Stop tokens cannot be chosen before `min_tokens` tokens were. 3. `repetition_penalty`
+(Keskar et al. 2019, over prompt and output), then `presence_penalty` and `frequency_penalty` (OpenAI's, over the
+output).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hpu_engine.core.sampling_params import SamplingParams
+
+
+def adjust_logits(logits: Tensor, params: SamplingParams, tokens: Sequence[int], prompt_len: int) -> None:
+    """Changes `logits` [vocab] in place; `tokens` are all before the one to choose, the prompt first."""
+    if params.logit_bias:
+        ids, biases = zip(*params.logit_bias.items(), strict=True)
+        logits[torch.tensor(ids)] += torch.tensor(biases, dtype=logits.dtype)
+    if len(tokens) - prompt_len < params.min_tokens and params.stop_token_ids:
+        logits[torch.tensor(params.stop_token_ids)] = float("-inf")
+    if params.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted(set(tokens)))
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if (params.presence_penalty or params.frequency_penalty) and len(tokens) > prompt_len:
+        counts = Counter(tokens[prompt_len:])
+        times = torch.tensor(list(counts.values()), dtype=logits.dtype)
+        logits[torch.tensor(list(counts))] -= params.presence_penalty + params.frequency_penalty * times

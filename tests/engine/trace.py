@@ -1,0 +1,133 @@
+"""Random traces on a rank, with the logits of every emitted token kept: the differential fuzzer of the exact mode."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from hpu_engine.core.kv_blocks import BlockPool
+from hpu_engine.core.loop import StepLoop
+from hpu_engine.core.messages import Rejected, Submit
+from hpu_engine.core.sampler import Sampled
+from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.core.scheduler import Limits, Scheduler, Step
+from hpu_engine.rank import Rank
+
+
+class RecordingLoop(StepLoop):
+    """Keeps the logits that each token was sampled from."""
+
+    def __init__(self, scheduler: Scheduler, rank: Rank) -> None:
+        super().__init__(scheduler, rank.runner)
+        self.logits: dict[tuple[str, int], Tensor] = {}
+
+    def _sample(self, step: Step, logits: Tensor) -> tuple[list[Sampled | None], list[Rejected]]:
+        for row, own in zip([row for row in step.rows if row.emits], logits, strict=True):
+            self.logits[row.request.request_id, row.request.num_output] = own.clone()
+        return super()._sample(step, logits)
+
+
+@dataclass(frozen=True)
+class Asked:
+    name: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    arrives_at_step: int = 0
+    aborted_at_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a rank shares its steps. Everything here must leave the tokens as they are."""
+
+    budget: int
+    num_blocks: int
+    max_num_seqs: int = 8
+    prefix_cache: bool = True
+
+
+@dataclass
+class Answers:
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    logits: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    preemptions: int = 0
+    prefix_hits: int = 0
+
+
+def replay(rank: Rank, asked: Sequence[Asked], schedule: Schedule) -> Answers:
+    limits = Limits(schedule.budget, schedule.max_num_seqs, rank.loaded.max_model_len)
+    pool = BlockPool(schedule.num_blocks, rank.loaded.block_size, prefix_cache=schedule.prefix_cache)
+    loop = RecordingLoop(Scheduler(limits, pool), rank)
+    answers = Answers(tokens={one.name: [] for one in asked})
+    waiting = sorted(asked, key=lambda one: one.arrives_at_step)
+    number = 0
+    while waiting or loop.has_work:
+        while waiting and waiting[0].arrives_at_step <= number:
+            one = waiting.pop(0)
+            refused = loop.submit(Submit(request_id=one.name, prompt_token_ids=one.prompt, params=one.params))
+            assert refused is None, refused
+        loop.abort([one.name for one in asked if one.aborted_at_step == number])
+        result = loop.step()
+        assert not result.rejected
+        for row in result.outputs:
+            answers.tokens[row.request_id].extend(row.token_ids)
+        loop.scheduler.check_integrity()
+        number += 1
+    assert pool.num_used == 0
+    answers.logits = loop.logits
+    answers.preemptions = loop.scheduler.counters.preemptions
+    answers.prefix_hits = loop.scheduler.counters.prefix_hits
+    return answers
+
+
+def one_at_a_time(rank: Rank, asked: Sequence[Asked], num_blocks: int) -> Answers:
+    """Each request alone, its prompt in one chunk, nothing cached: what every schedule is held against."""
+    answers = Answers()
+    for one in asked:
+        alone = replace(one, arrives_at_step=0, aborted_at_step=None)
+        own = replay(rank, [alone], Schedule(len(one.prompt) + 1, num_blocks, prefix_cache=False))
+        answers.tokens.update(own.tokens)
+        answers.logits.update(own.logits)
+    return answers
+
+
+def first_difference(expected: Answers, found: Answers) -> str | None:
+    """The first token or logit that differs, in words; tokens of an aborted request may be missing at the end."""
+    for (name, number), own in sorted(found.logits.items(), key=lambda item: item[0]):
+        reference = expected.logits[name, number]
+        if not torch.equal(own, reference):
+            off = (own - reference).abs()
+            return (
+                f"token {number} of {name}: {int((off > 0).sum())} of {off.numel()} logits differ, by {off.max():.3g}"
+            )
+    for name, tokens in found.tokens.items():
+        if tokens != expected.tokens[name][: len(tokens)]:
+            return f"tokens of {name}: {tokens} instead of {expected.tokens[name]}"
+    return None
+
+
+def random_trace(seed: int, vocab: int, block_size: int, count: int = 6) -> list[Asked]:
+    """Prompts that share prefixes, lengths around multiples of the block size, seeded and greedy rows, some aborts."""
+    chance = random.Random(seed)
+    stem = [chance.randrange(vocab) for _ in range(3 * block_size)]
+    asked = []
+    for number in range(count):
+        around = block_size * chance.randint(0, 3) + chance.randint(-2, 2)
+        length = max(1, around if chance.random() < 0.6 else chance.randint(1, 4 * block_size))
+        shared = min(length, chance.choice([0, len(stem), len(stem), block_size]))
+        prompt = stem[:shared] + [chance.randrange(vocab) for _ in range(length - shared)]
+        params = SamplingParams(
+            max_tokens=chance.randint(1, 2 * block_size),
+            temperature=chance.choice([0.0, 1.0, 1.0]),
+            top_p=chance.choice([1.0, 0.9]),
+            top_k=chance.choice([0, 40]),
+            seed=chance.getrandbits(40),
+        )
+        arrives = chance.randint(0, 12)
+        aborted = arrives + chance.randint(1, 12) if chance.random() < 0.15 else None
+        asked.append(Asked(f"r{number}", tuple(prompt), params, arrives, aborted))
+    return asked
