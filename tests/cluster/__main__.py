@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import Annotated
@@ -104,6 +105,8 @@ def build_all(kubernetes_version: Version = modules.KUBERNETES_VERSION) -> None:
 
 
 def main() -> None:
+    # An `up` that is told to end (a CI job that was cancelled) removes what it made, as it does on Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         app()
     except ClusterError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import traces
+from tests.cluster import launcher, traces
 from tests.cluster.api import wait_for
 from tests.cluster.processes import MARK, Process, Supervisor, identify
 
@@ -81,11 +81,11 @@ def test_control_plane_leaves_no_trace(clusters: Path) -> None:
 @pytest.mark.parametrize("started", ["control-plane", "etcd", "node-0", "node-0-containerd", "node-0-kubelet"])
 def test_launcher_killed_half_way_leaves_no_trace_after_down(clusters: Path, started: str) -> None:
     before = traces.take(clusters / "t")
-    launcher = popen("up", "--nodes", "1", "--name", "t")
+    starting = popen("up", "--nodes", "1", "--name", "t")
     mark = clusters / "t" / "run" / f"{started}.json"
     wait_for(f"{started} to start", mark.exists, timeout_seconds=90, interval_seconds=0.01)
-    launcher.kill()
-    launcher.wait()
+    starting.kill()
+    starting.wait()
     assert traces.members(clusters / "t")
     assert run("down", "--name", "t").returncode == 0
     assert traces.take(clusters / "t") == before
@@ -110,10 +110,10 @@ def test_killed_processes_leave_no_trace_after_down(clusters: Path) -> None:
 
 
 def test_what_a_killed_launcher_left_is_removed_by_the_next_up(clusters: Path) -> None:
-    launcher = popen("up", "--control-plane", "--name", "t")
+    starting = popen("up", "--control-plane", "--name", "t")
     wait_for("etcd", (clusters / "t/run/etcd.json").exists, timeout_seconds=90, interval_seconds=0.01)
-    launcher.kill()
-    launcher.wait()
+    starting.kill()
+    starting.wait()
     left = {process.pid for process in traces.members(clusters / "t")}
     assert left
     done = run("up", "--control-plane", "--name", "t")
@@ -122,16 +122,36 @@ def test_what_a_killed_launcher_left_is_removed_by_the_next_up(clusters: Path) -
     assert not left & {process.pid for process in traces.members(clusters / "t")}
 
 
+def test_cluster_of_a_killed_test_run_is_removed_by_the_next(clusters: Path) -> None:
+    script = """
+import os
+from tests.cluster import launcher, state
+launcher.up(launcher.Request("t", nodes=0, owner=state.this_process()))
+os.kill(os.getpid(), 9)
+"""
+    killed = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert traces.members(clusters / "t")
+    assert launcher.remove_orphans() == ["t"]
+    assert traces.members(clusters / "t") == []
+    assert not clusters.exists()
+
+
 @pytest.mark.parametrize(
-    ("size", "started"),
-    [(("--control-plane",), "etcd"), pytest.param(("--nodes", "1"), "node-0-containerd", marks=needs_root)],
+    ("size", "started", "signum"),
+    [
+        (("--control-plane",), "etcd", signal.SIGTERM),
+        pytest.param(("--nodes", "1"), "node-0-containerd", signal.SIGINT, marks=needs_root),
+    ],
 )
-def test_interrupted_up_removes_what_it_made(clusters: Path, size: tuple[str, ...], started: str) -> None:
-    launcher = popen("up", *size, "--name", "t")
+def test_interrupted_up_removes_what_it_made(
+    clusters: Path, size: tuple[str, ...], started: str, signum: signal.Signals
+) -> None:
+    starting = popen("up", *size, "--name", "t")
     mark = clusters / f"t/run/{started}.json"
     wait_for(started, mark.exists, timeout_seconds=90, interval_seconds=0.01)
-    launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(timeout=30) != 0
+    starting.send_signal(signum)
+    assert starting.wait(timeout=30) != 0
     assert traces.members(clusters / "t") == []
     assert not clusters.exists()
 
