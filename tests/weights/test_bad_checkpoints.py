@@ -182,12 +182,15 @@ def test_a_key_stored_in_two_shards(checkpoint: Path) -> None:
     assert refused.value.tensor == name
 
 
-@pytest.mark.parametrize("key", ["hidden_act"])
-def test_an_unsupported_activation(checkpoint: Path, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden_act", "relu"), ("scoring_func", "sigmoid"), ("moe_gate_act", "sigmoid")]
+)
+def test_an_unsupported_activation_or_scoring(checkpoint: Path, key: str, value: str) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    (checkpoint / "config.json").write_text(json.dumps({**config, key: "relu"}))
-    with pytest.raises(ModelConfigError, match="relu"):
+    (checkpoint / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(ModelConfigError, match=value) as refused:
         load(checkpoint)
+    assert refused.value.key == key
 
 
 def test_experts_that_cannot_be_given_out_evenly(checkpoint: Path) -> None:

@@ -300,6 +300,16 @@ def _moe(keys: ConfigReader, family: _Family, layers: int) -> Moe | None:
     return None
 
 
+def _refuse_other_scoring(keys: ConfigReader) -> None:
+    """Checkpoints outside of transformers name how experts are scored; all supported families use softmax."""
+    for key in ("scoring_func", "moe_gate_act"):
+        scoring = keys.text(key, default="softmax")
+        if scoring != "softmax":
+            raise keys.error(
+                key, f"{scoring[:60]!r} is not supported; supported is softmax", ModelConfigErrorKind.UNSUPPORTED
+            )
+
+
 def _experts(
     keys: ConfigReader,
     *,
@@ -310,6 +320,7 @@ def _experts(
     router: Router,
     shared: int = 0,
 ) -> Moe:
+    _refuse_other_scoring(keys)
     experts = keys.integer(experts_key, most=MOST_EXPERTS)
     top_k = keys.integer(top_k_key, most=MOST_EXPERTS)
     if top_k > experts:
