@@ -23,7 +23,7 @@ def draw_plan(plan: Plan, file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise PlotError("a plot needs matplotlib: install it, or leave --plot out") from error
+        raise PlotError("a plot needs matplotlib: install hpu-inference[plot], or leave --plot out") from error
     figure = Figure(figsize=(13, 9), layout="constrained")
     flat, prefill, decode, memory = figure.subplots(2, 2).flat
     _draw_flat(flat, plan)

@@ -1,7 +1,8 @@
 """Configurations of published models, committed as facts.
 
 `model_configs.json` lists the fields of each `config.json` that planning reads, with the page where the model publishes
-them. Nothing else of the models is here. `python -m json.tool` shows it.
+them. The values were transcribed from public repositories that quote these files, not from the pages themselves; the
+parameter totals that follow from them are those the models are known by. Nothing else of the models is here.
 """
 
 from __future__ import annotations
