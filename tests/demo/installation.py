@@ -118,3 +118,9 @@ def provide_models(kube: Kube, folder: Path, *, namespace: str = "default") -> N
             },
         },
     )
+
+
+def runs_older_engine(kube: Kube, name: str, images: References) -> bool:
+    """Whether the object is there from before a change of the engine's code. Its revision has kept that image."""
+    item = kube.get("hpui", name)
+    return item is not None and item.get("status", {}).get("image", images.engine) != images.engine

@@ -53,6 +53,9 @@ def tell(*, name: str, nodes: int) -> None:
     model = yaml.safe_load(installation.EXAMPLE.read_text())["metadata"]["name"]
     applied = time.monotonic()
     with teller.step(f"kubectl apply -f {installation.EXAMPLE.relative_to(installation.ROOT)}"):
+        if installation.runs_older_engine(kube, model, references):
+            teller.say("it runs an older engine, and a new default image changes no pod: taking it down first")
+            kube.kubectl("delete", "hpui", model, "--cascade=foreground", timeout_seconds=180)
         kube.kubectl("apply", "-f", str(installation.EXAMPLE))
         progress.wait_until(lambda: kube.get("hpui", model), timeout_seconds=READY_SECONDS, say=teller.say)
     with teller.step(f"Question: {QUESTION}"):
