@@ -1,0 +1,78 @@
+"""A failing request fails alone: the others of its step get their tokens, and the loop goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hpu_engine.core import loop as loop_module
+from hpu_engine.core.batch import Batch
+from hpu_engine.core.kv_blocks import BlockPool
+from hpu_engine.core.loop import StepLoop
+from hpu_engine.core.messages import Submit
+from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, sample
+from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.core.scheduler import Limits, Scheduler
+
+VOCAB, BLOCK = 11, 4
+BAD_SEED = 666
+
+
+class Runner:
+    """Logits that only say which rows there are."""
+
+    vocab = VOCAB
+    block_size = BLOCK
+
+    def __init__(self) -> None:
+        self.poison_row: int | None = None
+
+    def execute(self, batch: Batch) -> Tensor:
+        logits = torch.zeros(batch.output_rows.shape[0], VOCAB)
+        if self.poison_row is not None:
+            logits[self.poison_row] = float("nan")
+        return logits
+
+
+def started(runner: Runner) -> StepLoop:
+    loop = StepLoop(Scheduler(Limits(64, 8, 100), BlockPool(20, BLOCK)), runner)
+    for name, seed in (("a", 1), ("bad", BAD_SEED), ("c", 3)):
+        params = SamplingParams(max_tokens=3, seed=seed)
+        assert loop.submit(Submit(request_id=name, prompt_token_ids=(1, 2), params=params)) is None
+    return loop
+
+
+def finish(loop: StepLoop) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    while loop.has_work:
+        for row in loop.step().outputs:
+            counts[row.request_id] = counts.get(row.request_id, 0) + len(row.token_ids)
+        loop.scheduler.check_integrity()
+    return counts
+
+
+def test_a_row_whose_logits_are_no_numbers_is_ended_with_an_internal_error() -> None:
+    runner = Runner()
+    loop = started(runner)
+    runner.poison_row = 1
+    result = loop.step()
+    runner.poison_row = None
+    assert [(one.request_id, one.internal) for one in result.rejected] == [("bad", True)]
+    assert [row.request_id for row in result.outputs] == ["a", "c"]
+    assert finish(loop) == {"a": 2, "c": 2}
+    assert loop.scheduler.pool.num_used == 0
+
+
+def test_an_exception_in_one_rows_sampling_ends_only_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sample_or_raise(logits: Tensor, draws: list[Draw]) -> list[Sampled | SamplingFailed]:
+        if any(draw.seed == BAD_SEED for draw in draws):
+            raise ZeroDivisionError("an own mistake")
+        return sample(logits, draws)
+
+    monkeypatch.setattr(loop_module, "sample", sample_or_raise)
+    loop = started(Runner())
+    result = loop.step()
+    assert [one.request_id for one in result.rejected] == ["bad"]
+    assert "ZeroDivisionError" in result.rejected[0].message
+    assert finish(loop) == {"a": 2, "c": 2}
