@@ -70,6 +70,11 @@ def test_a_new_group_waits_for_the_old_pods_to_go() -> None:
     assert kinds(group(0, OLD_REVISION, pod(deleting=True), leaving=True), group(1, OLD_REVISION)) == []
 
 
+def test_a_group_that_does_not_answer_yet_waits_for_its_turn_as_well() -> None:
+    leaving = group(0, OLD_REVISION, pod(deleting=True), leaving=True)
+    assert kinds(leaving, starting(1, OLD_REVISION)) == []
+
+
 def test_the_next_group_waits_for_the_new_one() -> None:
     assert kinds(starting(0), group(1, OLD_REVISION)) == []
     assert kinds(group(0), group(1, OLD_REVISION)) == [("LeaveService", 1)]
