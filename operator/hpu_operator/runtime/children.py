@@ -39,23 +39,28 @@ class Children:
 
     async def ensure(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
         """Make `manifest` so. Raises `Blocked`, `NamespaceLeaving` or `Unavailable`."""
-        name = manifest["metadata"]["name"]
-        live = self._cache.get(kind, owner.namespace, name)
-        if live is None:
-            live = await self._api.get(kind, owner.namespace, name)
-        if live is not None:
-            _check_ours(owner, kind, live)
+        live = await self._find(owner, kind, manifest)
         if needs_apply(manifest, live):
             await self._apply(kind, manifest)
 
     async def exists(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
         """The same for a child that never changes once it exists."""
-        name = manifest["metadata"]["name"]
-        live = self._cache.get(kind, owner.namespace, name) or await self._api.get(kind, owner.namespace, name)
-        if live is None:
+        if await self._find(owner, kind, manifest) is None:
             await self._apply(kind, manifest)
-        else:
-            _check_ours(owner, kind, live)
+
+    async def _find(self, owner: Owner, kind: Kind, manifest: Manifest) -> Live | None:
+        """Our child of that name, or None where the name is free. Raises `Blocked` where something else has it.
+
+        What stands in the way is looked up before it is believed: a deletion that no watch told would block for ever.
+        """
+        name = manifest["metadata"]["name"]
+        known = self._cache.get(kind, owner.namespace, name)
+        if known is not None and _in_the_way(owner, kind, known) is None:
+            return known
+        live = await self._api.get(kind, owner.namespace, name)
+        if live is not None and (diagnosis := _in_the_way(owner, kind, live)):
+            raise Blocked(diagnosis)
+        return live
 
     async def patch(self, kind: Kind, manifest: Manifest) -> None:
         """Force the few fields of `manifest` on an object that has other owners, such as a pod."""
@@ -77,14 +82,15 @@ class Children:
         self._cache.put(kind, answer)
 
 
-def _check_ours(owner: Owner, kind: Kind, live: Live) -> None:
+def _in_the_way(owner: Owner, kind: Kind, live: Live) -> Diagnosis | None:
+    """Why the object of that name cannot be our child; None where it is."""
     what = f"{kind.kind} {live['metadata']['name']}"
     match ownership(owner, live):
         case Ownership.FOREIGN:
-            text = f"{what} exists and is not of this object: it is left alone"
-            raise Blocked(Diagnosis(Reason.NAME_TAKEN, text))
+            return Diagnosis(Reason.NAME_TAKEN, f"{what} exists and is not of this object: it is left alone")
         case Ownership.PREDECESSOR:
             text = f"{what} of an earlier object of the same name is still being removed"
-            raise Blocked(Diagnosis(Reason.WAITING_FOR_CLEANUP, text))
+            return Diagnosis(Reason.WAITING_FOR_CLEANUP, text)
     if "deletionTimestamp" in live["metadata"]:
-        raise Blocked(Diagnosis(Reason.WAITING_FOR_CLEANUP, f"{what} is being deleted"))
+        return Diagnosis(Reason.WAITING_FOR_CLEANUP, f"{what} is being deleted")
+    return None

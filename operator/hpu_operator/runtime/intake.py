@@ -2,7 +2,8 @@
 
 The first lists come before the first reconcile: with half of the children known, the other half would be written again.
 Later lists ("sweeps") find what a cut watch never told: they follow every re-list of kopf's, which it does not announce
-but which shows as events without a type, and come every ten minutes in any case.
+but which shows as events without a type, and come every ten minutes in any case. One comes soon after the start: what
+is deleted between our first list and kopf's is in neither, and a list of nothing shows no events.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ from hpu_operator.runtime.queue import Queue
 RESYNC_SECONDS = 600.0
 SETTLE_SECONDS = 5.0
 """From the last event of a re-list to the sweep."""
+
+FIRST_SWEEP_SECONDS = 15.0
+"""From the first lists to the first sweep: by then kopf watches."""
 
 CHILD_DEBOUNCE_SECONDS = 0.02
 """News of children come in bursts; a change of the object itself is worked on at once."""
@@ -57,8 +61,7 @@ class Intake:
         await asyncio.gather(*(self._list(kind) for kind in WATCHED))
         for key in self._cache.inferences():
             self._queue.add(key)
-        now = self._clock()
-        self._sweep_at = {kind: now + _jittered(RESYNC_SECONDS) for kind in WATCHED}
+        self._sweep_at = dict.fromkeys(WATCHED, self._clock() + FIRST_SWEEP_SECONDS)
 
     def event(self, kind: Kind, type_: str | None, live: Mapping[str, Any]) -> None:
         """One event of a watch. Type None: part of a list."""
@@ -73,16 +76,20 @@ class Intake:
         """Compare the cache with the API server when it is time, until cancelled."""
         while True:
             await asyncio.sleep(1.0)
-            for kind in WATCHED:
-                self._metrics.cached(kind.plural, self._cache.count(kind))
-                if self._clock() < self._sweep_at[kind]:
-                    continue
-                self._sweep_at[kind] = self._clock() + _jittered(RESYNC_SECONDS)
-                try:
-                    await self._list(kind)
-                except KubeError as error:
-                    _log.warning("sweep failed", kind=kind.kind, error=str(error))
-                    self._sweep_at[kind] = self._clock() + SETTLE_SECONDS
+            await self.sweep_due()
+
+    async def sweep_due(self) -> None:
+        """One look at the clock: lists the kinds whose time has come."""
+        for kind in WATCHED:
+            self._metrics.cached(kind.plural, self._cache.count(kind))
+            if self._clock() < self._sweep_at[kind]:
+                continue
+            self._sweep_at[kind] = self._clock() + _jittered(RESYNC_SECONDS)
+            try:
+                await self._list(kind)
+            except KubeError as error:
+                _log.warning("sweep failed", kind=kind.kind, error=str(error))
+                self._sweep_at[kind] = self._clock() + SETTLE_SECONDS
 
     async def _list(self, kind: Kind) -> None:
         news: set[Key] = set()

@@ -1,0 +1,109 @@
+"""Children are written where they differ, and what seems to be in the way is looked at before it is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from hpu_operator.api.reasons import Reason
+from hpu_operator.domain import desired
+from hpu_operator.kube.kinds import SERVICE, WATCHED, Kind
+from hpu_operator.kube.port import Listed, Live
+from hpu_operator.metrics import Metrics
+from hpu_operator.runtime.cache import Cache
+from hpu_operator.runtime.children import Blocked, Children
+from hpu_operator.runtime.intake import FIRST_SWEEP_SECONDS, Intake
+from hpu_operator.runtime.queue import Queue
+from tests.operator.objects import OWNER
+
+WANTED = desired.service(OWNER)
+
+
+class Server:
+    """An API server of one Service: what is live, and what was written."""
+
+    def __init__(self, live: Live | None = None) -> None:
+        self.live = live
+        self.written: list[Mapping[str, Any]] = []
+        self.lists = 0
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Live | None:
+        return self.live
+
+    async def list(self, kind: Kind, namespace: str | None, **selectors: str) -> Listed:
+        self.lists += 1
+        return Listed([self.live] if self.live and kind is SERVICE else [], 100)
+
+    async def apply(self, kind: Kind, manifest: Mapping[str, Any]) -> Live:
+        self.written.append(manifest)
+        self.live = live(manifest, version=101)
+        return self.live
+
+
+def live(manifest: Mapping[str, Any], *, version: int = 5, **metadata: Any) -> Live:
+    return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": str(version), **metadata}}
+
+
+def of_an_earlier_object() -> Live:
+    owners = [{**WANTED["metadata"]["ownerReferences"][0], "uid": "uid-of-the-one-before"}]
+    return live(WANTED, ownerReferences=owners)
+
+
+def children(server: Server, cached: Live | None) -> Children:
+    cache = Cache()
+    if cached is not None:
+        cache.put(SERVICE, cached)
+    return Children(server, cache)  # type: ignore[arg-type]
+
+
+async def test_what_is_as_wanted_is_not_written() -> None:
+    server = Server()
+    await children(server, live(WANTED)).ensure(OWNER, SERVICE, WANTED)
+    assert server.written == []
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (of_an_earlier_object(), Reason.WAITING_FOR_CLEANUP),
+        (live(WANTED, ownerReferences=[]), Reason.NAME_TAKEN),
+        (live(WANTED, deletionTimestamp="2026-11-30T12:00:00Z"), Reason.WAITING_FOR_CLEANUP),
+    ],
+    ids=["earlier object's", "foreign", "being deleted"],
+)
+async def test_what_is_in_the_way_is_said_while_it_is_there_and_not_a_moment_longer(
+    found: Live, reason: Reason
+) -> None:
+    server = Server(found)
+    blocked = children(server, cached=found)
+    with pytest.raises(Blocked) as refused:
+        await blocked.ensure(OWNER, SERVICE, WANTED)
+    assert refused.value.diagnosis.reason is reason
+    server.live = None  # it went, and no watch told
+    await blocked.ensure(OWNER, SERVICE, WANTED)
+    assert server.written == [WANTED]
+
+
+async def test_a_deletion_between_the_first_list_and_the_watch_is_found_by_the_first_sweep() -> None:
+    server, cache, now = Server(live(WANTED)), Cache(), [0.0]
+    metrics = Metrics()
+    intake = Intake(
+        server,  # type: ignore[arg-type]
+        cache,
+        Queue(metrics, lambda: now[0]),
+        scopes=[None],
+        metrics=metrics,
+        clock=lambda: now[0],
+    )
+    await intake.fill()
+    assert cache.count(SERVICE) == 1
+    server.live = None
+    now[0] = FIRST_SWEEP_SECONDS + 0.1
+    await intake.sweep_due()
+    assert cache.count(SERVICE) == 0
+    lists = server.lists
+    await intake.sweep_due()
+    assert server.lists == lists, "the next one is ten minutes away"
+    assert lists == 2 * len(WATCHED)
