@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import signal
+import socket
 import threading
 import time
 from pathlib import Path
@@ -129,23 +130,27 @@ def test_a_drain_finishes_what_runs_refuses_what_comes_and_exits_0(shell: Path, 
 
 
 def test_a_lame_duck_still_serves_but_keeps_no_connection(shell: Path) -> None:
-    with RunningServer(shell, {}, lame_duck_seconds=4.0).wait_until_ready() as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-        body = json.dumps({"prompt": "a", "max_tokens": 2})
-        connection.request("POST", "/v1/completions", body)
-        kept = connection.getresponse()
-        kept.read()
-        assert kept.getheader("Connection") is None
-        server.signal(signal.SIGTERM)
-        signalled = time.monotonic()
-        server.wait_for_phase(Phase.DRAINING)
-        assert get(f"{server.control_url}/readyz")[0] == 503, "not ready at once"
-        connection.request("POST", "/v1/completions", body)
-        closed = connection.getresponse()
-        assert (closed.status, closed.getheader("Connection")) == (200, "close")
-        closed.read()
+    body = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    with RunningServer(shell, {}, lame_duck_seconds=12.0).wait_until_ready() as server:
+        with socket.create_connection(("127.0.0.1", server.port), 30) as kept:
+            kept.sendall(request)
+            before = kept.recv(65536)
+            assert before.startswith(b"HTTP/1.1 200")
+            assert b"Connection: close" not in before
+            server.signal(signal.SIGTERM)
+            signalled = time.monotonic()
+            server.wait_for_phase(Phase.DRAINING)
+            assert get(f"{server.control_url}/readyz")[0] == 503, "not ready at once"
+            kept.sendall(request)
+            after = b""
+            while chunk := kept.recv(65536):  # until the server closes
+                after += chunk
+            assert time.monotonic() - signalled < 10, "closed by the answer, not by the end of the server"
+            assert after.startswith(b"HTTP/1.1 200")
+            assert b"Connection: close" in after
         assert server.exit_code() == ExitCode.OK
-        assert time.monotonic() - signalled >= 4.0
+        assert time.monotonic() - signalled >= 12.0
 
 
 def test_what_runs_past_the_drain_is_cut_with_an_error_and_exit_0(shell: Path) -> None:

@@ -99,12 +99,14 @@ def test_a_pod_that_was_suspended_as_a_whole_goes_on(shell: Path) -> None:
     """Both processes stop for longer than a worker may be silent: nobody was frozen, time was."""
     with RunningServer(shell, SLOW).wait_until_ready() as server:
         worker = server.worker_pid()
-        server.signal(signal.SIGSTOP)
         kill(worker, signal.SIGSTOP)
+        time.sleep(1.5)  # so that nothing it said before is what the server finds first when it wakes
+        server.signal(signal.SIGSTOP)
         time.sleep(11)
         server.signal(signal.SIGCONT)
         time.sleep(0.5)  # the server wakes first and finds silence
         kill(worker, signal.SIGCONT)
+        server.wait_until_ready()  # the next heartbeat
         assert post(f"{server.url}/v1/completions", {"prompt": "a"})[0] == 200
 
 
