@@ -31,8 +31,8 @@ clean: down ## down, and remove the caches and the environment too
 bench: setup ## the engine's workloads over HTTP; see hpu-engine bench --help
 	$(RUN) -m tests.bench
 
-images: machine setup ## build the images; REGISTRY=host/prefix also pushes them
-	$(RUN) -m tests.images build
+images: machine setup ## build the images; REGISTRY=host/prefix also pushes them, GAUDI_BASE=image adds engine-gaudi
+	$(RUN) -m tests.images build $(if $(GAUDI_BASE),operator engine-cpu engine-gaudi --gaudi-base "$(GAUDI_BASE)")
 	$(if $(REGISTRY),$(RUN) -m tests.images push "$(REGISTRY)")
 
 machine:
@@ -55,7 +55,10 @@ $(UV):
 	@VIRTUAL_ENV=.venv $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+LOCKS := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
+  --custom-compile-command "make lock"
+
 lock: | $(UV) ## resolve the dependencies anew into requirements/
 	@for extra in operator engine cpu dev; do \
-	  $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
-	    --custom-compile-command "make lock" --extra $$extra pyproject.toml --output-file requirements/$$extra.txt || exit 1; done
+	  $(LOCKS) --extra $$extra pyproject.toml --output-file requirements/$$extra.txt || exit 1; done
+	@$(LOCKS) requirements/build.in --output-file requirements/build.txt
