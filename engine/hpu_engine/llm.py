@@ -41,13 +41,18 @@ class RequestFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """`finish_reason` is `stop` (`stop_reason` says at which string or token id) or `length`."""
+    """`finish_reason` is `stop` (`stop_reason` says at which string or token id) or `length`.
+
+    `logprobs` has one entry per output token, `prompt_logprobs` one per prompt token but the first, where asked for.
+    """
 
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
     stop_reason: str | int | None
+    logprobs: tuple[messages.TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[messages.TokenLogprobs, ...] | None = None
 
 
 class LLM:
@@ -154,11 +159,15 @@ class _Run:
     detokenizer: Detokenizer
     token_ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
+    logprobs: list[messages.TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[messages.TokenLogprobs] = field(default_factory=list)
     finish: str | None = None
     stop_reason: str | int | None = None
 
     def take(self, row: messages.RowOutput) -> bool:
         """Take a step's tokens; True when a stop string ended the text, and the request with it."""
+        self.logprobs.extend(row.logprobs or ())
+        self.prompt_logprobs.extend(row.prompt_logprobs or ())
         for token in row.token_ids:
             self.token_ids.append(token)
             if token == row.stop_token_id:
@@ -179,7 +188,15 @@ class _Run:
 
     def completion(self) -> Completion:
         assert self.finish is not None, "the loop is idle, so every request has ended"
-        return Completion(self.prompt, tuple(self.token_ids), "".join(self.text), self.finish, self.stop_reason)
+        return Completion(
+            prompt_token_ids=self.prompt,
+            token_ids=tuple(self.token_ids),
+            text="".join(self.text),
+            finish_reason=self.finish,
+            stop_reason=self.stop_reason,
+            logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
+            prompt_logprobs=None if self.params.prompt_logprobs is None else tuple(self.prompt_logprobs),
+        )
 
 
 def _raise_if_rejected(rejected: messages.Rejected | None) -> None:

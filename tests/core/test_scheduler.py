@@ -176,3 +176,41 @@ def test_an_empty_step_is_legal() -> None:
     step = target.schedule()
     assert step.rows == ()
     assert target.commit(step, []) == []
+
+
+def test_requests_of_one_prompt_share_its_full_blocks() -> None:
+    target = scheduler(block_size=4, budget=64)
+    prompt = [1, 2, 3, 4, 0, 1, 2, 3, 4]
+    target.add(request("a", prompt))
+    for name in "bc":
+        twin = request(name, prompt)
+        twin.shares_prompt_with = "a"
+        target.add(twin)
+    assert shares(target) == [("a", 0, 9)]
+    assert shares(target) == [("a", 9, 1), ("b", 8, 1), ("c", 8, 1)]
+    assert target.pool.num_used == 2 + 3
+
+
+def test_a_request_does_not_wait_for_one_that_is_gone() -> None:
+    target = scheduler()
+    twin = request("b", [1, 2])
+    twin.shares_prompt_with = "never here"
+    target.add(twin)
+    assert shares(target) == [("b", 0, 2)]
+
+
+def test_a_prompt_is_scored_once_and_completely_whatever_is_cached_or_preempted() -> None:
+    target = scheduler(block_size=4, budget=6, blocks=8)
+    prompt = [1, 2, 3, 4, 0, 1, 2, 3, 4, 4]
+    target.add(request("cached", prompt, max_tokens=1))
+    run_to_end(target)
+    target.add(request("older", [2] * 9, max_tokens=20))
+    params = SamplingParams(max_tokens=12, prompt_logprobs=0)
+    target.add(Request("scored", list(prompt), params, seed=0))
+    scored: list[int] = []
+    while target.has_work:
+        step = target.schedule()
+        scored += [row.score_from + number for row in step.rows for number in range(row.scores)]
+        target.commit(step, [Token(0) if row.emits else None for row in step.rows])
+    assert target.counters.preemptions > 0
+    assert scored == list(range(len(prompt) - 1))

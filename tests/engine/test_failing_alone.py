@@ -28,8 +28,11 @@ class Runner:
     def __init__(self) -> None:
         self.poison_row: int | None = None
 
-    def execute(self, batch: Batch) -> Tensor:
-        logits = torch.zeros(batch.output_rows.shape[0], VOCAB)
+    def hidden(self, batch: Batch) -> Tensor:
+        return torch.zeros(batch.num_tokens, 1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = torch.zeros(hidden.shape[0], VOCAB)
         if self.poison_row is not None:
             logits[self.poison_row] = float("nan")
         return logits

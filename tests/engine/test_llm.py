@@ -93,3 +93,27 @@ def test_a_parameter_out_of_range_is_named(small: LLM, field: str, value: object
     with pytest.raises(InvalidParameter) as caught:
         small.generate([[5]], SamplingParams(**{field: value}))  # type: ignore[arg-type]
     assert caught.value.param == field
+
+
+def test_logprobs_of_prompt_and_output_are_those_of_transformers() -> None:
+    """With chunks smaller than the prompt, and the prompt already cached by an earlier request."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = LLM(tiny("llama"), num_kv_blocks=16, block_size=16, max_num_batched_tokens=24, progress_bar=False)
+    prompt = [3 + (7 * i) % 300 for i in range(50)]
+    model.generate([prompt], GREEDY)
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=1)
+    (found,) = model.generate([prompt], params)
+    reference = AutoModelForCausalLM.from_pretrained(tiny("llama"), dtype=torch.float32)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([[*prompt, *found.token_ids]])).logits[0].log_softmax(-1)
+    assert found.prompt_logprobs is not None
+    assert found.logprobs is not None
+    assert len(found.prompt_logprobs) == 49
+    assert len(found.logprobs) == 5
+    tokens = [*prompt, *found.token_ids]
+    for position, one in enumerate((*found.prompt_logprobs, *found.logprobs)):
+        assert one.token_id == tokens[position + 1]
+        assert one.logprob == pytest.approx(float(expected[position, one.token_id]), abs=1e-3)
+        assert one.top[0][1] == pytest.approx(float(expected[position].max()), abs=1e-3)

@@ -33,6 +33,7 @@ class Batch:
 
     token_ids, positions, slots: [tokens]. single_blocks: [singles, width], padded with scratch. single_lens: [singles],
     tokens visible to the row, its own included. output_rows: [emitting rows], in the order of the step.
+    score_rows: [scored prompt tokens], row by row in that order.
     """
 
     token_ids: Tensor
@@ -42,6 +43,7 @@ class Batch:
     single_blocks: Tensor
     single_lens: Tensor
     output_rows: Tensor
+    score_rows: Tensor
 
     @property
     def num_tokens(self) -> int:
@@ -60,7 +62,7 @@ def build_batch(step: Step, block_size: int) -> Batch:
     slots: list[int] = []
     chunks: list[Chunk] = []
     singles: list[Row] = []
-    last_token: dict[int, int] = {}
+    first_token: dict[int, int] = {}
     for index in ordered:
         row = step.rows[index]
         start, end = row.context_len, row.context_len + row.new_len
@@ -70,10 +72,10 @@ def build_batch(step: Step, block_size: int) -> Batch:
         else:
             used = torch.tensor(blocks[: -(-end // block_size)])
             chunks.append(Chunk(len(token_ids), row.new_len, row.context_len, used))
+        first_token[index] = len(token_ids)
         token_ids.extend(row.request.tokens[start:end])
         positions.extend(range(start, end))
         slots.extend(_slots(blocks, start, end, block_size))
-        last_token[index] = len(token_ids) - 1
     return Batch(
         token_ids=_index(token_ids),
         positions=_index(positions),
@@ -81,7 +83,14 @@ def build_batch(step: Step, block_size: int) -> Batch:
         chunks=tuple(chunks),
         single_blocks=_padded_tables(singles, block_size),
         single_lens=_index([row.context_len + 1 for row in singles]),
-        output_rows=_index([last_token[index] for index, row in enumerate(step.rows) if row.emits]),
+        output_rows=_index([first_token[index] + row.new_len - 1 for index, row in enumerate(step.rows) if row.emits]),
+        score_rows=_index(
+            [
+                first_token[index] + row.score_from - row.context_len + number
+                for index, row in enumerate(step.rows)
+                for number in range(row.scores)
+            ]
+        ),
     )
 
 

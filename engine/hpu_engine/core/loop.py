@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -17,8 +18,10 @@ from torch import Tensor
 from hpu_engine.core.batch import Batch, build_batch
 from hpu_engine.core.messages import Heartbeat, Rejected, RowOutput, Submit
 from hpu_engine.core.request import Request
-from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, sample
-from hpu_engine.core.scheduler import RequestRefused, Row, Scheduler, Step
+from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, log_probabilities, sample
+from hpu_engine.core.scheduler import PromptScores, RequestRefused, Row, Scheduler, Step
+
+SCORED_AT_ONCE = 64
 
 
 class Runner(Protocol):
@@ -30,8 +33,12 @@ class Runner(Protocol):
     @property
     def block_size(self) -> int: ...
 
-    def execute(self, batch: Batch) -> Tensor:
-        """Logits [emitting rows, vocab] float32 of the batch's output rows; the caller may overwrite them."""
+    def hidden(self, batch: Batch) -> Tensor:
+        """Runs the batch: [tokens, hidden]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] of `hidden` to [rows, vocab] float32."""
         ...
 
 
@@ -66,7 +73,8 @@ class StepLoop:
         seed = secrets.randbits(63) if params.seed is None else params.seed
         try:
             self._check_token_ids(message.prompt_token_ids)
-            self._scheduler.add(Request(message.request_id, list(message.prompt_token_ids), params, seed))
+            prompt = list(message.prompt_token_ids)
+            self._scheduler.add(Request(message.request_id, prompt, params, seed, message.shares_prompt_with))
         except RequestRefused as refusal:
             return Rejected(request_id=message.request_id, message=str(refusal), param=refusal.param)
         return None
@@ -82,9 +90,9 @@ class StepLoop:
         if not step.rows:
             return StepResult((), (), 0.0, 0, "")
         batch = build_batch(step, self._runner.block_size)
-        logits = self._runner.execute(batch)
-        sampled, rejected = self._sample(step, logits)
-        outputs = self._scheduler.commit(step, sampled)
+        hidden = self._runner.hidden(batch)
+        sampled, rejected = self._sample(step, self._runner.logits(hidden[batch.output_rows]))
+        outputs = self._scheduler.commit(step, sampled, self._score_prompts(step, hidden[batch.score_rows]))
         self._scheduler.abort(refusal.request_id for refusal in rejected)
         self.steps += 1
         seconds = time.monotonic() - started
@@ -100,6 +108,8 @@ class StepLoop:
             kv_blocks_used=scheduler.pool.num_used,
             kv_blocks_total=scheduler.pool.num_blocks,
             preemptions=scheduler.counters.preemptions,
+            prefix_queries=scheduler.counters.prefix_queries,
+            prefix_hits=scheduler.counters.prefix_hits,
             bucket=bucket,
         )
 
@@ -118,6 +128,26 @@ class StepLoop:
             else:
                 sampled.append(token)
         return sampled, rejected
+
+    def _score_prompts(self, step: Step, hidden: Tensor) -> list[PromptScores]:
+        """Log-probabilities of prompt tokens, row by row; `hidden` [scored tokens, hidden] in that order."""
+        wanted = [
+            (row.request.tokens[position + 1], row.request.params.prompt_logprobs or 0)
+            for row in step.rows
+            for position in range(row.score_from, row.score_from + row.scores)
+        ]
+        # A few rows at a time: logits of a whole chunk would take more memory than anything else in a step.
+        scores = [
+            log_probabilities(logits, *one)
+            for start in range(0, len(wanted), SCORED_AT_ONCE)
+            for logits, one in zip(
+                self._runner.logits(hidden[start : start + SCORED_AT_ONCE]),
+                wanted[start : start + SCORED_AT_ONCE],
+                strict=True,
+            )
+        ]
+        ends = list(accumulate(row.scores for row in step.rows))
+        return [tuple(scores[end - row.scores : end]) for row, end in zip(step.rows, ends, strict=True)]
 
     def _draw(self, rows: list[Row], logits: Tensor) -> list[Sampled | SamplingFailed]:
         draws = [Draw(row.request.params, row.request.seed, row.request.tokens, row.request.prompt_len) for row in rows]

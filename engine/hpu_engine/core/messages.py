@@ -31,9 +31,12 @@ class Configure(_Message, frozen=True, kw_only=True):
 
 
 class Submit(_Message, frozen=True, kw_only=True):
+    """`shares_prompt_with` names an earlier request of the same prompt: this one waits for its blocks (`n` > 1)."""
+
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
+    shares_prompt_with: str | None = None
 
 
 class Abort(_Message, frozen=True, kw_only=True):
@@ -83,6 +86,8 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     kv_blocks_used: int
     kv_blocks_total: int
     preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
     bucket: str | None = None
 
 
@@ -97,7 +102,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class RowOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """New tokens of one request after one step. `finish` is None, `stop`, `length` or `abort`.
 
-    `logprobs` has one entry per token where the request asked for them.
+    `logprobs` has one entry per token where the request asked for them. `prompt_logprobs` are those of the next prompt
+    tokens, the first of which has none: they come in order, over several steps, some of them without new tokens.
     """
 
     request_id: str
@@ -105,6 +111,7 @@ class RowOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     finish: str | None = None
     stop_token_id: int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class StepOutputs(_Message, frozen=True, kw_only=True):

@@ -27,6 +27,8 @@ class Request:
     tokens: list[int]
     params: SamplingParams
     seed: int
+    shares_prompt_with: str | None = None
+    """An earlier request of the same prompt; once that has computed it, its full blocks are shared."""
     prompt_len: int = field(init=False)
     token_limit: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
@@ -36,6 +38,8 @@ class Request:
     """Chained digests of the leading full blocks of `tokens`, as far as they were needed yet."""
     num_registered: int = field(init=False, default=0)
     """How many leading blocks the prefix cache was told about."""
+    num_scored: int = field(init=False, default=0)
+    """For how many leading prompt tokens `prompt_logprobs` of the next one were reported."""
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)
@@ -57,6 +61,11 @@ class Request:
     def num_missing(self) -> int:
         """Tokens still to be computed before the next one can be sampled; at least 1 while unfinished."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def num_to_score(self) -> int:
+        """Leading tokens whose answers are wanted because the prompt is to be scored."""
+        return self.prompt_len - 1 if self.params.prompt_logprobs is not None else 0
 
     def finish_reason(self) -> str | None:
         """What the newest output token means: `stop`, `length`, or None to go on."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hpu_engine.core.messages import TokenLogprobs
 from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.model.logit_adjustments import adjust_logits
+from hpu_engine.model.logit_adjustments import adjust_logits, changes_logits
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would overflow."""
@@ -61,12 +61,14 @@ def uniforms(draws: Sequence[Draw]) -> Tensor:
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled | SamplingFailed]:
-    """`logits` [draws, vocab] float32, may be overwritten. One result per row, or why the row has none."""
+    """`logits` [draws, vocab] float32. One result per row, or why the row has none."""
     # Log-probabilities are the model's own: of the logits before any adjustment.
-    own = {index: logits[index].clone() for index, draw in enumerate(draws) if draw.params.logprobs is not None}
+    own = logits
     finite = torch.isfinite(logits.amax(dim=-1)).tolist()
-    for row, draw in zip(logits, draws, strict=True):
-        adjust_logits(row, draw.params, draw.tokens, draw.prompt_len)
+    if any(changes_logits(draw.params) for draw in draws):
+        logits = logits.clone()
+        for row, draw in zip(logits, draws, strict=True):
+            adjust_logits(row, draw.params, draw.tokens, draw.prompt_len)
     tokens: list[int] = logits.max(dim=-1).indices.tolist()
     random = [index for index, draw in enumerate(draws) if not draw.greedy and finite[index]]
     for group in _alike(random, draws):
@@ -80,7 +82,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled | SamplingFail
             results.append(SamplingFailed("the model's logits are not finite"))
             continue
         count = draws[index].params.logprobs
-        results.append(Sampled(token, None if count is None else _log_probabilities(own[index], token, count)))
+        results.append(Sampled(token, None if count is None else log_probabilities(own[index], token, count)))
     return results
 
 
@@ -149,7 +151,7 @@ def _total(weights: Tensor) -> Tensor:
     return weights.cumsum(-1)[:, -1:]
 
 
-def _log_probabilities(logits: Tensor, token: int, count: int) -> TokenLogprobs:
+def log_probabilities(logits: Tensor, token: int, count: int) -> TokenLogprobs:
     """Of `token`, and of the `count` most likely tokens, from the model's own `logits` [vocab]."""
     values = logits.log_softmax(-1)
     best = values.topk(count)

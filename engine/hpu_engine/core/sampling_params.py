@@ -18,7 +18,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     `top_k` 0, `top_p` 1.0 and `min_p` 0.0 switch their filter off; tokens as likely as the last one that stays stay.
     `min_p` is relative to the most likely token. Penalties are off at 1.0 (repetition) and 0.0. `logit_bias` is added
-    to the logits of these ids. `logprobs`: also report the log-probability of each token and of so many likely ones.
+    to the logits of these ids. `logprobs` and `prompt_logprobs`: also report the log-probability of each output token,
+    of each prompt token but the first, and of so many likely ones beside it.
     Stop tokens cannot be chosen before `min_tokens` output tokens. `stop_token_ids` end a request like the model's own
     end-of-sequence ids (which the server puts in here unless `ignore_eos`), and are not part of the text.
     """
@@ -34,6 +35,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -65,10 +67,15 @@ def check_sampling_params(params: SamplingParams, *, vocab: int) -> None:
             f"ids below {vocab} with numbers between -100 and 100",
         ),
         "min_tokens": (0 <= params.min_tokens <= params.max_tokens, "at least 0 and at most max_tokens"),
-        "logprobs": (params.logprobs is None or 0 <= params.logprobs <= MOST_LOGPROBS, f"at most {MOST_LOGPROBS}"),
+        "logprobs": (_is_count(params.logprobs), f"a number between 0 and {MOST_LOGPROBS}"),
+        "prompt_logprobs": (_is_count(params.prompt_logprobs), f"a number between 0 and {MOST_LOGPROBS}"),
         "seed": (params.seed is None or abs(params.seed) < 1 << 63, "a whole number of at most 63 bits"),
         "stop_token_ids": (all(0 <= token < vocab for token in params.stop_token_ids), f"ids below {vocab}"),
     }
     for name, (holds, wanted) in limits.items():
         if not holds:
             raise InvalidParameter(name, f"{wanted} is needed, found {getattr(params, name)!r}")
+
+
+def _is_count(logprobs: int | None) -> bool:
+    return logprobs is None or 0 <= logprobs <= MOST_LOGPROBS

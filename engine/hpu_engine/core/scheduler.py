@@ -11,6 +11,7 @@ Policy:
 - A waiting request is admitted when the pool could hold all its present tokens beside what is running, so that an
   admission does not lead straight to a preemption. Leading full blocks found in the prefix cache count as computed;
   the last token never does, because its answer is needed.
+- A request that shares its prompt with an earlier one waits until that one has computed it.
 - A request is refused only when its prompt and one more token can never fit; one whose `max_tokens` reaches too far is
   cut short and ends with `length`.
 
@@ -49,12 +50,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request's share of a step. `emits`: the row reaches the last token, so its answer is the next one."""
+    """One request's share of a step. `emits`: the row reaches the last token, so its answer is the next one.
+
+    `scores`: the answers of so many of its tokens are wanted from `score_from` (a position) on, to score the prompt.
+    """
 
     request: Request
     context_len: int
     new_len: int
     emits: bool
+    score_from: int = 0
+    scores: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,9 @@ class Emitted(Protocol):
 
     @property
     def logprobs(self) -> TokenLogprobs | None: ...
+
+
+PromptScores = tuple[TokenLogprobs, ...]
 
 
 class Scheduler:
@@ -148,17 +157,25 @@ class Scheduler:
             self._admit_waiting(rows, budget)
         return Step(tuple(rows))
 
-    def commit(self, step: Step, sampled: Sequence[Emitted | None]) -> list[RowOutput]:
-        """Record that `step` ran. `sampled[i]` is what row i emits, None where it emits nothing or was given up."""
+    def commit(
+        self, step: Step, sampled: Sequence[Emitted | None], scored: Sequence[PromptScores] | None = None
+    ) -> list[RowOutput]:
+        """Record that `step` ran. `sampled[i]` is what row i emits, None where it emits nothing or was given up;
+        `scored[i]` are the log-probabilities of the prompt that row i was to score.
+        """
         outputs = []
-        for row, token in zip(step.rows, sampled, strict=True):
+        scores = scored or [()] * len(step.rows)
+        for row, token, scores_of_row in zip(step.rows, sampled, scores, strict=True):
             request = row.request
             if request.status is not Status.RUNNING:
                 continue
             request.num_computed = row.context_len + row.new_len
             self._register_full_blocks(request)
+            request.num_scored = max(request.num_scored, row.score_from + row.scores)
             if row.emits and token is not None:
-                outputs.append(self._accept(request, token))
+                outputs.append(self._accept(request, token, scores_of_row))
+            elif scores_of_row:
+                outputs.append(RowOutput(request_id=request.request_id, token_ids=(), prompt_logprobs=scores_of_row))
         return outputs
 
     def check_integrity(self) -> None:
@@ -197,6 +214,8 @@ class Scheduler:
     def _admit_waiting(self, rows: list[Row], budget: int) -> None:
         while budget > 0 and self._waiting and len(self._running) < self._limits.max_num_seqs:
             request = self._waiting[0]
+            if self._waits_for_prompt(request):
+                return
             known = self._known_prefix(request)
             missing_blocks = self._blocks_for(request.num_tokens) - len(known)
             if missing_blocks > self.pool.num_free - self.pool.num_reusable(known):
@@ -217,6 +236,10 @@ class Scheduler:
             assert grown
             rows.append(_row(request, new_len))
             budget -= new_len
+
+    def _waits_for_prompt(self, request: Request) -> bool:
+        first = self._requests.get(request.shares_prompt_with or "")
+        return self.pool.prefix_cache and first is not None and first.num_computed < first.prompt_len
 
     def _chunk(self, request: Request, room: int) -> int:
         missing = request.num_missing
@@ -259,7 +282,7 @@ class Scheduler:
         request.num_computed = 0
         request.num_registered = 0
 
-    def _accept(self, request: Request, emitted: Emitted) -> RowOutput:
+    def _accept(self, request: Request, emitted: Emitted, scores: PromptScores) -> RowOutput:
         token, logprobs = emitted.token, emitted.logprobs
         request.tokens.append(token)
         finish = request.finish_reason()
@@ -271,13 +294,17 @@ class Scheduler:
             finish=finish,
             stop_token_id=token if finish == "stop" else None,
             logprobs=None if logprobs is None else (logprobs,),
+            prompt_logprobs=scores or None,
         )
 
     def _known_prefix(self, request: Request) -> list[int]:
         if not self.pool.prefix_cache:
             return []
-        # One token less than there are: a full hit still computes the last one.
-        digests = self._digests(request, (request.num_tokens - 1) // self.pool.block_size)
+        # One token less than there are: a full hit still computes the last one. And no further than was scored.
+        most = request.num_tokens - 1
+        if request.num_scored < request.num_to_score:
+            most = request.num_scored
+        digests = self._digests(request, most // self.pool.block_size)
         return self.pool.match(self._root(request), digests, request.tokens)
 
     def _register_full_blocks(self, request: Request) -> None:
@@ -307,4 +334,7 @@ class Scheduler:
 
 def _row(request: Request, new_len: int) -> Row:
     context_len = request.num_computed
-    return Row(request, context_len, new_len, emits=context_len + new_len == request.num_tokens)
+    end = context_len + new_len
+    score_from = max(context_len, request.num_scored)
+    scores = max(0, min(end, request.num_to_score) - score_from)
+    return Row(request, context_len, new_len, emits=end == request.num_tokens, score_from=score_from, scores=scores)

@@ -31,10 +31,17 @@ class ModelRunner:
     def block_size(self) -> int:
         return self.caches[0].block_size
 
+    def hidden(self, batch: Batch) -> Tensor:
+        """Runs the batch: [tokens, hidden]."""
+        return self.transformer.hidden(batch, self.caches)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] of `hidden` to [rows, vocab] float32."""
+        return self.transformer.logits(hidden)
+
     def execute(self, batch: Batch) -> Tensor:
         """Logits [emitting rows, vocab] float32."""
-        hidden = self.transformer.hidden(batch, self.caches)
-        return self.transformer.logits(hidden[batch.output_rows])
+        return self.logits(self.hidden(batch)[batch.output_rows])
 
     @torch.inference_mode()
     def warm_up(self, shape: WarmUpShape) -> None:
