@@ -111,7 +111,7 @@ async def test_an_edited_child_is_repaired_and_foreign_labels_are_left_alone(
         assert group is not None
         assert service is not None
         image = group["spec"]["template"]["spec"]["containers"][0]["image"]
-        return image == "engine:test" and service["metadata"]["labels"]["team"] == "nlp"
+        return (image, service["metadata"]["labels"]["team"]) == ("engine:test", "nlp")
 
     await eventually("repaired", repaired)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ TESTS = Path(__file__).parents[1]
 OWN = {Path(__file__).name}
 
 
+@cache
 def produced_in_tests() -> set[str]:
     """Reasons that a test function, or a table it is parametrized with, compares an outcome with."""
     found: set[str] = set()
