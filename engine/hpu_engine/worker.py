@@ -106,8 +106,10 @@ class _Worker:
                 self._step(loop)
 
     def _step(self, loop: StepLoop) -> None:
-        result = loop.step()
-        self._bucket = result.shape
+        try:
+            result = loop.step()
+        finally:
+            self._bucket = loop.shape
         if result.outputs or result.num_tokens:
             self._connection.send(
                 StepOutputs(rows=result.outputs, step_seconds=result.seconds, batched_tokens=result.num_tokens)
@@ -136,7 +138,7 @@ class _Worker:
         return False
 
     def _heartbeat(self, loop: StepLoop) -> None:
-        self._connection.send(loop.heartbeat(self._bucket))
+        self._connection.send(loop.heartbeat())
 
     def _on_progress(self, progress: Progress) -> None:
         """Send start-up progress, at most a few times a second within one phase's bytes."""

@@ -19,7 +19,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hpu_engine.core.sampler import HEAD, Draw, Sampled, SamplingFailed, sample, uniforms
+from hpu_engine.core.sampler import HEADS, Draw, Sampled, SamplingFailed, sample, uniforms
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.model.logit_adjustments import adjust_logits
 
@@ -88,16 +88,17 @@ def test_frequencies_follow_transformers(options: dict[str, Any]) -> None:
     assert chi_square < limit, (chi_square, limit)
 
 
-def test_a_nucleus_wider_than_the_first_look_is_found() -> None:
-    """A flat row of many tokens: the sorted head does not hold the nucleus."""
-    vocab = 6 * HEAD
+@pytest.mark.parametrize("head", HEADS)
+def test_a_nucleus_wider_than_what_is_sorted_first_is_found(head: int) -> None:
+    vocab, draws = 3 * head, 1500
     logits = logits_of(vocab=vocab, spread=0.3)
     params = SamplingParams(top_p=0.9)
     allowed = reference(logits, params, (1,)) > 0
-    assert int(allowed.sum()) > HEAD
-    drawn = set(tokens_of(sample(logits.repeat(3000, 1), [draw_of(params, seed) for seed in range(3000)])))
+    assert int(allowed.sum()) > head
+    drawn = tokens_of(sample(logits.repeat(draws, 1), [draw_of(params, seed) for seed in range(draws)]))
     assert all(allowed[token] for token in drawn)
-    assert len(drawn) > HEAD
+    least_likely = logits[allowed].sort().values[int(allowed.sum()) // 4]
+    assert any(logits[token] < least_likely for token in drawn), "the tail of the nucleus is never drawn"
 
 
 def test_a_row_is_drawn_alike_whatever_stands_beside_it() -> None:

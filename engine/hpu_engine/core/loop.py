@@ -50,7 +50,6 @@ class StepResult:
     rejected: tuple[Rejected, ...]
     seconds: float
     num_tokens: int
-    shape: str
 
 
 class StepLoop:
@@ -58,6 +57,8 @@ class StepLoop:
         self._scheduler = scheduler
         self._runner = runner
         self.steps = 0
+        self.shape: str | None = None
+        """The shape that runs now, or ran last."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -88,17 +89,18 @@ class StepLoop:
         started = time.monotonic()
         step = self._scheduler.schedule()
         if not step.rows:
-            return StepResult((), (), 0.0, 0, "")
+            return StepResult((), (), 0.0, 0)
         batch = build_batch(step, self._runner.block_size)
+        self.shape = shape_name(batch)
         hidden = self._runner.hidden(batch)
         sampled, rejected = self._sample(step, self._runner.logits(hidden[batch.output_rows]))
         outputs = self._scheduler.commit(step, sampled, self._score_prompts(step, hidden[batch.score_rows]))
         self._scheduler.abort(refusal.request_id for refusal in rejected)
         self.steps += 1
         seconds = time.monotonic() - started
-        return StepResult(tuple(outputs), tuple(rejected), seconds, step.num_tokens, shape_name(batch))
+        return StepResult(tuple(outputs), tuple(rejected), seconds, step.num_tokens)
 
-    def heartbeat(self, bucket: str | None) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """Where the loop stands now."""
         scheduler = self._scheduler
         return Heartbeat(
@@ -110,7 +112,7 @@ class StepLoop:
             preemptions=scheduler.counters.preemptions,
             prefix_queries=scheduler.counters.prefix_queries,
             prefix_hits=scheduler.counters.prefix_hits,
-            bucket=bucket,
+            bucket=self.shape,
         )
 
     def _sample(self, step: Step, logits: Tensor) -> tuple[list[Sampled | None], list[Rejected]]:

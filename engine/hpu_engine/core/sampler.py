@@ -20,8 +20,8 @@ from hpu_engine.model.logit_adjustments import adjust_logits, changes_logits
 
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy: dividing by it would overflow."""
-HEAD = 256
-"""Largest logits looked at first for a nucleus; a flatter row is sorted whole."""
+HEADS = (256, 4096)
+"""How many of the largest logits are sorted for a nucleus, one try after the other; a flatter row is sorted whole."""
 
 
 LEAST_LOGPROB = -9999.0
@@ -112,12 +112,16 @@ def _cutoffs(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
     the order in which a library sorts equals decides nothing.
     """
     vocab = weights.shape[-1]
-    cutoffs, is_enough = _sorted_cutoffs(weights, weights.topk(min(HEAD, vocab)).values, draws)
-    flat = [index for index, enough in enumerate(is_enough.tolist()) if not enough]
-    if flat:
-        rows = torch.tensor(flat)
-        whole = weights[rows].sort(dim=-1, descending=True).values
-        cutoffs[rows] = _sorted_cutoffs(weights[rows], whole, [draws[index] for index in flat])[0]
+    cutoffs = torch.empty(len(draws), 1)
+    left = list(range(len(draws)))
+    for head in (*(head for head in HEADS if head < vocab), vocab):
+        rows = torch.tensor(left)
+        own = weights if len(left) == len(draws) else weights[rows]
+        ordered = own.topk(head).values if head < vocab else own.sort(dim=-1, descending=True).values
+        cutoffs[rows], is_enough = _sorted_cutoffs(own, ordered, [draws[index] for index in left])
+        left = [index for index, enough in zip(left, is_enough.tolist(), strict=True) if not enough]
+        if not left:
+            break
     return torch.maximum(cutoffs, _column([draw.params.min_p for draw in draws]))
 
 
@@ -127,12 +131,15 @@ def _sorted_cutoffs(weights: Tensor, ordered: Tensor, draws: Sequence[Draw]) -> 
     top_k = torch.tensor([[min(draw.params.top_k or vocab, vocab)] for draw in draws])
     top_p = _column([draw.params.top_p for draw in draws])
     kth = torch.where(top_k < vocab, ordered.gather(1, (top_k - 1).clamp_max(n - 1)), 0.0)
+    reaches_k = (top_k <= n) | (top_k == vocab)
+    if bool((top_p == 1.0).all()):
+        return kth, reaches_k[:, 0]
     mass = _total(weights.masked_fill(weights < kth, 0.0))
     # A token stays while the mass before it is below top_p: the first always does.
     before = ordered.cumsum(-1) - ordered
     inside = ((before < top_p * mass) & (ordered >= kth)).sum(-1, keepdim=True)
     pth = torch.where(top_p < 1.0, ordered.gather(1, (inside - 1).clamp_min(0)), 0.0)
-    is_enough = (n == vocab) | (((top_k <= n) | (top_k == vocab)) & ((top_p == 1.0) | (inside < n)))
+    is_enough = reaches_k & ((top_p == 1.0) | (inside < n)) if n < vocab else torch.ones_like(reaches_k)
     return torch.maximum(kth, pth), is_enough[:, 0]
 
 
@@ -141,9 +148,12 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> list[int]:
     cumulated = weights.cumsum(-1)
     target = uniform.to(cumulated.dtype)[:, None] * cumulated[:, -1:]
     index = torch.searchsorted(cumulated, target, right=True)[:, 0]
-    # Rounding can put the target at the very end, behind the last weight that counts.
-    last = weights.shape[-1] - 1 - (weights.flip(-1) > 0).to(torch.uint8).argmax(-1)
-    return torch.minimum(index, last).tolist()
+    tokens = index.tolist()
+    for row, token in enumerate(tokens):
+        # Rounding can put the target at the very end, behind the last weight that counts.
+        if token >= weights.shape[-1] or float(weights[row, token]) == 0.0:
+            tokens[row] = int(weights[row].nonzero()[-1])
+    return tokens
 
 
 def _total(weights: Tensor) -> Tensor:
