@@ -1,8 +1,9 @@
 """Configurations of published models, committed as facts.
 
 `model_configs.json` lists the fields of each `config.json` that planning reads, with the page where the model publishes
-them. The values were transcribed from public repositories that quote these files, not from the pages themselves; the
-parameter totals that follow from them are those the models are known by. Nothing else of the models is here.
+them. The pages themselves could not be read here: some values were transcribed from public repositories that quote
+them, the others are as the models are known, and none was compared with its page. What holds them is that the
+parameter totals that follow are those the models are known by. Nothing else of the models is here.
 """
 
 from __future__ import annotations
