@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
 
-from tests.server.running import RunningServer, get, post
+from tests.server.running import RunningServer, get, post, wait_until
 
 
 @pytest.fixture
@@ -185,3 +186,11 @@ def test_a_request_that_can_never_fit_is_refused_with_both_numbers(echo: Running
     assert "600 tokens" in body["error"]["message"]
     assert "512" in body["error"]["message"]
     assert body["error"]["param"] == "prompt"
+
+
+def test_a_row_does_not_go_on_behind_its_stop_string(shell: Path) -> None:
+    """It would run for another minute; the worker is told to forget it."""
+    with RunningServer(shell, {"step_seconds": 0.2}).wait_until_ready() as server:
+        body = {"prompt": "xyz", "max_tokens": 400, "stop": "z"}
+        assert post(f"{server.url}/v1/completions", body)[1]["choices"][0]["text"] == "xy"
+        wait_until(lambda: server.state().ranks[0].running == 0, "the row is gone", server, seconds=10)
