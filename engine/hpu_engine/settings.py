@@ -75,6 +75,9 @@ class ServeSettings(BaseSettings):
     tensor_parallel_size: ParallelSize = Field(1, description="Workers that share one copy of the model.")
     data_parallel_size: ParallelSize = Field(1, description="Ranks with a scheduler and a KV cache of their own.")
     expert_parallel_size: ParallelSize = Field(1, description="Workers that share the experts.")
+    exact: bool = Field(
+        False, description="A token's bits do not depend on what else runs, on chunks, or on cached prefixes (cpu)."
+    )
 
     @property
     def model_name(self) -> str:
@@ -95,6 +98,7 @@ class ServeSettings(BaseSettings):
             tensor_parallel_size=self.tensor_parallel_size,
             data_parallel_size=self.data_parallel_size,
             expert_parallel_size=self.expert_parallel_size,
+            exact=self.exact,
         )
 
     def identity(self) -> ModelIdentity:

@@ -16,7 +16,7 @@ FLAGS = [
     *("--model", "--device", "--host", "--port", "--control-port", "--served-model-name", "--dtype", "--max-model-len"),
     *("--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--kv-cache-memory", "--num-kv-blocks"),
     *("--lame-duck-seconds", "--drain-seconds", "--termination-log"),
-    *("--tensor-parallel-size", "--data-parallel-size", "--expert-parallel-size"),
+    *("--tensor-parallel-size", "--data-parallel-size", "--expert-parallel-size", "--exact"),
 ]
 """What users and the operator write: none of these may be renamed."""
 

@@ -1,4 +1,4 @@
-"""`hpu-engine serve`: the settings as flags. The list of flags is made from that of the settings, not kept beside it."""
+"""`hpu-engine serve`: the settings as flags. The list of flags is made from the settings, not kept beside them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -26,6 +26,11 @@ def _flag(name: str) -> inspect.Parameter:
     None stands for "not given", so that the environment and the file have their turn.
     """
     field = ServeSettings.model_fields[name]
+    if field.annotation is bool:
+        switch = typer.Option(f"{flag_of(name)}/--no-{flag_of(name)[2:]}", help=field.description, show_default=False)
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[bool | None, switch]
+        )
     if get_origin(field.annotation) is Literal:
         metavar = "|".join(get_args(field.annotation))
     else:
@@ -59,7 +64,7 @@ def _with_flags_of_the_settings(function: Callable[..., None]) -> Callable[..., 
     "--model) and a key of the --config file; a flag wins over a variable, a variable over the file.",
 )
 @_with_flags_of_the_settings
-def serve(config: Path | None = None, **flags: str | None) -> None:
+def serve(config: Path | None = None, **flags: Any) -> None:
     try:
         settings = load_settings(flags, config)
     except SettingsError as error:
