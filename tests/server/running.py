@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -65,8 +66,10 @@ class RunningServer:
         if error is not None:
             print(self.log)
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
+            workers = self._children()
             self.process.kill()
+            for worker in workers:  # a stopped one cannot notice that its server is gone
+                kill(worker, signal.SIGCONT)
         self.process.wait()
         self.directory.cleanup()
 
@@ -87,10 +90,14 @@ class RunningServer:
     def state(self) -> ControlState:
         return ControlState.model_validate_json(get(f"{self.control_url}/state")[1])
 
+    def _children(self) -> list[int]:
+        return [
+            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
+
     def worker_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1, children
-        return int(children[0])
+        (worker,) = self._children()
+        return worker
 
     def termination(self) -> TerminationMessage:
         text = self.termination_log.read_text()
@@ -176,4 +183,5 @@ def is_alive(pid: int) -> bool:
 
 
 def kill(pid: int, number: signal.Signals) -> None:
-    os.kill(pid, number)
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
