@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import signal
 import socket
 import statistics
 import sys
@@ -53,6 +54,8 @@ def main(arguments: list[str]) -> int:
     chosen.out.mkdir(parents=True, exist_ok=True)
     try:
         reports = asyncio.run(_measure(chosen))
+    except asyncio.CancelledError:
+        return 128 + signal.SIGTERM
     except (BenchError, vllm_cpu.PeerError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shlex
+import signal
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpu_engine.bench.figures import WorkloadFigures
@@ -71,3 +74,18 @@ async def test_two_servers_take_turns_in_alternating_order() -> None:
         await measure_all(pair, [WorkloadName.SINGLE], 2, random.Random(0), note)
     assert turns == ["ours single", "peer single", "peer single", "ours single"]
     assert [len(measurement.runs) for measurement in pair] == [2, 2]
+
+
+async def test_a_bench_that_is_told_to_end_takes_its_server_along(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
+    server = f"import os, pathlib, time; pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(300)"
+    start = shlex.join([sys.executable, "-c", server])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "hpu_engine.cli", "bench", "--url", "http://127.0.0.1:9", "--start", start
+    )
+    async with asyncio.timeout(60):
+        while not (mark.exists() and mark.read_text()):
+            await asyncio.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 128 + signal.SIGTERM
+    assert not psutil.pid_exists(int(mark.read_text()))

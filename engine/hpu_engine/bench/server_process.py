@@ -40,8 +40,12 @@ async def running(
 ) -> AsyncIterator[Started]:
     """Run `command` in a process group of its own, wait for one token, end the whole group afterwards.
 
+    SIGTERM cancels the calling task while the server runs, so that a measurement that is told to end takes it along.
     Raises BenchError when it exits first or is not ready within `limit_seconds`; the message ends with its last output.
     """
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     began = time.perf_counter()
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shlex
+import signal
 import sys
 import tempfile
 from contextlib import AsyncExitStack
@@ -70,6 +71,8 @@ def bench(
             from hpu_engine.bench.plot import plot
 
             plot((report,), plot_file)
+    except asyncio.CancelledError:
+        sys.exit(128 + signal.SIGTERM)
     except BenchError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(ExitCode.INTERNAL)
