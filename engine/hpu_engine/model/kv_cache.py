@@ -7,8 +7,10 @@ there is one page more than the pool hands out.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,9 +50,15 @@ def allocate_kv_cache(
 ) -> tuple[LayerCache, ...]:
     """A cache of `num_blocks` blocks and scratch for every layer; memory is taken as pages are first written."""
     shape = (num_blocks + 1, description.kv_heads, block_size, description.head_dim)
-    return tuple(
-        LayerCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(description.layers)
-    )
+    return tuple(LayerCache(_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype)) for _ in range(description.layers))
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros that take memory only where they are written: torch's own are written at once. They must be zeros, since
+    a slot that nobody wrote yet is multiplied by a weight of 0.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
 
 
 def kv_block_bytes(description: ModelDescription, block_size: int, dtype: torch.dtype) -> int:
