@@ -54,10 +54,16 @@ def test_a_ready_pod_has_no_diagnosis() -> None:
 
 
 def test_a_failing_readiness_probe_is_named_when_the_engine_says_ready() -> None:
-    diagnosis = diagnose_pod(recorded("readiness-failing", control=control(Phase.READY)), NOW)
+    diagnosis = diagnose_pod(recorded("readiness-failing", control=control(Phase.READY, idle_seconds=12)), NOW)
     assert diagnosis is not None
     assert diagnosis.reason is Reason.PROBE_FAILING
     assert "warming 3/40" in diagnosis.message
+
+
+def test_a_probe_that_failed_while_warming_up_is_not_held_against_an_engine_that_has_just_become_ready() -> None:
+    diagnosis = diagnose_pod(recorded("readiness-failing", control=control(Phase.READY, idle_seconds=1)), NOW)
+    assert diagnosis is not None
+    assert diagnosis.reason is Reason.STARTING
 
 
 def test_a_young_pod_is_starting_whatever_its_events_say() -> None:

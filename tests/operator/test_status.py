@@ -80,6 +80,17 @@ def test_warm_up_is_that_of_the_group_that_is_furthest_behind() -> None:
     assert found["warmUp"] == "3/72"
 
 
+def test_warm_up_is_kept_by_an_operator_that_has_asked_nobody_yet() -> None:
+    """It has just started: what it does not know is no news, and writing it would be two writes for nothing."""
+    before = status(starting(0, Phase.READY, done=7, total=7), group(1))
+    assert before["warmUp"] == "7/7"
+    assert status(group(0), group(1), previous=before)["warmUp"] == "7/7"
+    another = before | {"revision": OLD_REVISION}
+    assert "warmUp" not in status(group(0), group(1), previous=another), "of another revision"
+    behind = status(starting(0, Phase.WARMING_UP, done=2, total=7), group(1), previous=before)
+    assert behind["warmUp"] == "2/7", "who answers is believed"
+
+
 def test_warmed_up_but_not_yet_probed() -> None:
     found = conditions(status(starting(0, Phase.READY), replicas=1))
     assert found["WarmedUp"] == ("True", "WarmedUp")

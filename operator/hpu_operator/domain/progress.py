@@ -17,6 +17,9 @@ GRACE = timedelta(seconds=10)
 
 STALLED_AFTER_SECONDS = 120.0
 
+PROBE_GRACE_SECONDS = 10.0
+"""From the engine's readiness until the kubelet must have seen it; before, its events are about the time of warming up."""
+
 _PHASES = {
     Phase.STARTING: Reason.STARTING,
     Phase.FETCHING: Reason.FETCHING,
@@ -36,7 +39,7 @@ def describe(pod: Pod, now: datetime) -> Cause | None:
     if isinstance(control, Unreachable):
         return _silent(pod, control, now)
     if control.phase is Phase.READY:
-        return _not_passed_on(pod)
+        return _not_passed_on(pod, control)
     if control.phase is Phase.FAILED:
         said = control.last_error
         return Cause(Reason.CRASH_LOOP, said.message if said else "the engine reports a failure and is ending")
@@ -53,11 +56,16 @@ def _silent(pod: Pod, control: Unreachable, now: datetime) -> Cause:
     return Cause(Reason.CONTROL_UNREACHABLE, control.error)
 
 
-def _not_passed_on(pod: Pod) -> Cause:
-    for event in reversed(pod.events):
+def _not_passed_on(pod: Pod, control: ControlState) -> Cause:
+    for event in reversed(pod.events) if probe_is_due(control) else ():
         if event.reason == "Unhealthy" and event.message.startswith("Readiness"):
             return Cause(Reason.PROBE_FAILING, event.message)
     return Cause(Reason.STARTING, "ready; waiting for the kubelet's probe")
+
+
+def probe_is_due(control: ControlState) -> bool:
+    """Whether the engine has been ready for so long that the kubelet must know."""
+    return control.phase is Phase.READY and control.seconds_since_progress >= PROBE_GRACE_SECONDS
 
 
 def _detail(control: ControlState) -> str:

@@ -76,7 +76,7 @@ def build_status(seen: Situation, previous: Mapping[str, Any], now: datetime) ->
     }
     if seen.image:
         status["image"] = seen.image
-    if warm_up := _warm_up_text(current):
+    if warm_up := _warm_up_text(current) or _kept_warm_up(seen, current, previous):
         status["warmUp"] = warm_up
     return status
 
@@ -149,6 +149,13 @@ def _diagnose_slot(slot: Slot, now: datetime) -> Diagnosis | None:
     if slot.others:
         return Diagnosis(Reason.DRAINING, f"group {slot.index}: running requests of its old pods are finishing")
     return Diagnosis(Reason.ROLLING_OUT, f"group {slot.index} is being created")
+
+
+def _kept_warm_up(seen: Situation, current: Sequence[Group], previous: Mapping[str, Any]) -> str | None:
+    """What was said before, where a group that answers requests has not been asked yet: an operator just started."""
+    unasked = any(group.ready and group_warm_up(group) is None for group in current)
+    said: str | None = previous.get("warmUp")
+    return said if unasked and previous.get("revision") == seen.revision else None
 
 
 def _warm_up_text(current: Sequence[Group]) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hpu_engine.contract import ControlState, Phase
 from hpu_operator.domain.observed import Control, Unreachable
-from hpu_operator.domain.progress import STALLED_AFTER_SECONDS, warm_up
+from hpu_operator.domain.progress import STALLED_AFTER_SECONDS, probe_is_due, warm_up
 from hpu_operator.metrics import Metrics
 from hpu_operator.ranks import RankClient
 from hpu_operator.runtime.key import Key
@@ -136,5 +136,5 @@ def _substance(answer: Control) -> object:
     if isinstance(answer, ControlState):
         stalled = answer.seconds_since_progress >= STALLED_AFTER_SECONDS
         loaded = sum(rank.loaded_bytes for rank in answer.ranks)
-        return answer.phase, warm_up(answer), stalled, loaded, answer.last_error
+        return answer.phase, warm_up(answer), stalled, loaded, probe_is_due(answer), answer.last_error
     return type(answer)
