@@ -24,10 +24,10 @@ def environment(kube: Kube) -> str:
 
 def next_steps(name: str, port: int = 8000) -> tuple[Step, ...]:
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    body = f'{{"model": "{name}", "stream": true, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    body = f'{{"model": "{name}", "stream": true, "max_tokens": 100, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
     return (
         Step("reach it from here, on loopback", f"kubectl port-forward service/{name} {port}:8000 &"),
-        Step("ask it yourself", f"curl --no-buffer {url} -H 'Content-Type: application/json' -d '{body}'"),
+        Step("ask it yourself", f"curl --silent --no-buffer {url} -H 'Content-Type: application/json' -d '{body}'"),
         Step("see what it says about itself", f"kubectl describe hpui {name}"),
         Step("watch it", f"kubectl get hpui {name} --watch"),
         Step("scale it", f"kubectl scale hpui {name} --replicas 2"),

@@ -13,7 +13,7 @@ from tests.cluster.launcher import Request
 from tests.demo import installation, next_steps, progress, question
 from tests.demo.kube import Kube
 
-QUESTION = "What is a Kubernetes operator? Answer in three sentences."
+QUESTION = "What is the capital of France, and what is it known for?"
 READY_SECONDS = 300.0
 WIDTH = 100
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpu_operator.api.reasons import Reason, is_failure
 from tests.demo import progress, question
 from tests.demo.next_steps import environment, next_steps
 from tests.demo.progress import Object
@@ -58,6 +59,7 @@ def test_apply_becomes_ready_for_true_reasons_and_answers(
     assert "Paris" in answer.text
     assert answer.tokens > 1
     assert reasons[-1] == "Answering"
+    assert not [reason for reason in reasons if is_failure(Reason(reason))], reasons
     shown = installed.kube.kubectl("get", "hpui", NAME)
     print(shown)
     assert shown.split()[:8] == ["NAME", "READY", "REASON", "DESIRED", "READY", "COUNT", "WARM-UP", "MODEL"]

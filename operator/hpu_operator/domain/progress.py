@@ -18,7 +18,7 @@ GRACE = timedelta(seconds=10)
 STALLED_AFTER_SECONDS = 120.0
 
 PROBE_GRACE_SECONDS = 10.0
-"""From the engine's readiness until the kubelet must have seen it; before, its events are about the time of warming up."""
+"""From the engine's readiness until the kubelet must have seen it; until then its events are about the time before."""
 
 _PHASES = {
     Phase.STARTING: Reason.STARTING,
