@@ -22,6 +22,7 @@ from hpu_operator.kube.permissions import IN_LEASE_NAMESPACE, IN_SERVED_NAMESPAC
 from hpu_operator.kube.port import KubeError, Live
 from hpu_operator.main import Operator
 from hpu_operator.settings import Settings
+from tests.cluster.api import wait_for
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
 from tests.control_plane.nodes import TestNode
@@ -34,7 +35,7 @@ _CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}
 def crd(control_plane: ControlPlane) -> None:
     """The CRD as `hpu-operator crd` prints it, established."""
     control_plane.kubectl("apply", "--server-side", "-f", "-", stdin=crd_yaml())
-    control_plane.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=30s")
+    wait_for("the API of the CRD", lambda: control_plane.api.exists(INFERENCE.path("default")), timeout_seconds=30)
 
 
 @pytest_asyncio.fixture
@@ -104,6 +105,7 @@ class OperatorHandle:
         self.kubeconfig = kubeconfig
         self._ranks = ranks
         self._running: list[tuple[Operator, asyncio.Task[int]]] = []
+        self._supervisor: asyncio.Task[None] | None = None
 
     async def start(self, **changes: Any) -> tuple[Operator, asyncio.Task[int]]:
         operator = Operator(settings_for(self.namespace, **changes), self._ranks.url_of)
@@ -111,19 +113,26 @@ class OperatorHandle:
         self._running.append((operator, task))
         return operator, task
 
+    async def start_as_a_kubelet_does(self) -> None:
+        """And start another whenever one ends by itself, as kopf makes it do after some faults of an API server."""
+        _, task = await self.start()
+
+        async def supervise(task: asyncio.Task[int]) -> None:
+            while await asyncio.shield(task) != 0:
+                await asyncio.sleep(1)
+                self._running.clear()
+                _, task = await self.start()
+
+        self._supervisor = asyncio.create_task(supervise(task))
+
     async def stop(self) -> list[int]:
         """Stop all of them in order; their exit codes."""
+        if self._supervisor:
+            self._supervisor.cancel()
         running, self._running = self._running, []
         for operator, _ in running:
             operator.stop()
         return list(await asyncio.gather(*(task for _, task in running)))
-
-    async def abandon(self) -> None:
-        """As a kill would: no lease released, nothing finished."""
-        running, self._running = self._running, []
-        for _, task in running:
-            task.cancel()
-        await asyncio.gather(*(task for _, task in running), return_exceptions=True)
 
 
 @pytest_asyncio.fixture

@@ -67,7 +67,9 @@ class Intake:
         """One event of a watch. Type None: part of a list."""
         self._metrics.event_seen(kind.plural)
         if type_ is None:
-            self._sweep_at[kind] = min(self._clock() + SETTLE_SECONDS, self._sweep_at[kind])
+            # Of every kind: what cut one watch has likely cut all, and a list that is empty by now shows as no event.
+            soon = self._clock() + SETTLE_SECONDS
+            self._sweep_at = {each: min(soon, due) for each, due in self._sweep_at.items()}
         key = self._cache.remove(kind, live) if type_ == "DELETED" else self._cache.put(kind, live)
         if key is not None:
             self._queue.add(key, 0.0 if kind is INFERENCE else CHILD_DEBOUNCE_SECONDS)
