@@ -33,7 +33,8 @@ def shares(target: Scheduler) -> list[tuple[str, int, int]]:
 
 
 def run_to_end(target: Scheduler, block_size: int = 4) -> list[RowOutput]:
-    model, outputs = SimulatedModel(block_size), []
+    model = SimulatedModel(block_size)
+    outputs: list[RowOutput] = []
     for _ in range(10_000):
         if not target.has_work:
             return outputs

@@ -5,6 +5,7 @@ The end-to-end test runs them, so that none of them is only a text.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from tests.demo.kube import Kube
@@ -24,7 +25,8 @@ def environment(kube: Kube) -> str:
 
 def next_steps(name: str, port: int = 8000) -> tuple[Step, ...]:
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
-    body = f'{{"model": "{name}", "stream": true, "max_tokens": 100, "messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}'
+    question = [{"role": "user", "content": "Why is the sky blue?"}]
+    body = json.dumps({"model": name, "stream": True, "max_tokens": 100, "messages": question})
     return (
         Step("reach it from here, on loopback", f"kubectl port-forward service/{name} {port}:8000 &"),
         Step("ask it yourself", f"curl --silent --no-buffer {url} -H 'Content-Type: application/json' -d '{body}'"),
