@@ -35,7 +35,12 @@ class Client:
     def wait_for(self, more: int, timeout_seconds: float = 120.0) -> None:
         """Until so many more requests have ended."""
         wanted = len(self.finished()) + more
-        wait_for(f"{more} more answers to {self.mode}", lambda: len(self.finished()) >= wanted, timeout_seconds)
+
+        def arrived() -> bool:
+            assert self.process.poll() is None, self.file.with_suffix(".log").read_text()
+            return len(self.finished()) >= wanted
+
+        wait_for(f"{more} more answers to {self.mode}", arrived, timeout_seconds)
 
 
 def wait_for(what: str, so: Callable[[], object], timeout_seconds: float, every_seconds: float = 0.25) -> float:

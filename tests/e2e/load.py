@@ -52,7 +52,8 @@ async def run(url: str, model: str, mode: str, file: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    connector = aiohttp.TCPConnector(force_close=mode == "fresh", limit=1, keepalive_timeout=600)
+    kept = {"force_close": False, "keepalive_timeout": 600}
+    connector = aiohttp.TCPConnector(limit=1, **(kept if mode == "kept" else {"force_close": True}))
     timeout = aiohttp.ClientTimeout(total=180, connect=30)
     with file.open("w", buffering=1) as lines:
         async with aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=False) as session:
