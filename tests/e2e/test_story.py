@@ -73,6 +73,7 @@ def test_the_commands_that_the_demo_ends_with_work_as_printed(serving: Serving) 
     try:
         for does in ("ask it yourself", "see what it says about itself", "read the operator's log", "scale it"):
             wait_for(does, partial(_says_something, serving, steps[does]), 90, every_seconds=1)
+        assert _says_something(serving, f"KUBE_EDITOR=true {steps['change it, and watch it roll']}")
         assert _says_something(serving, f"timeout 5 {steps['watch it']}; [ $? = 124 ]"), (
             "it goes on until it is stopped"
         )
@@ -90,12 +91,18 @@ def _says_something(serving: Serving, command: str) -> bool:
     return done.returncode == 0 and bool(done.stdout)
 
 
-def test_a_killed_worker_is_told_and_the_pod_recovers_in_place(serving: Serving) -> None:
+def test_a_killed_worker_is_told_and_the_pod_recovers_in_place(serving: Serving, tmp_path: Path) -> None:
     before = only(serving.pods())
     name = before["metadata"]["name"]
-    serving.kube.kubectl("exec", name, "--", "python3", "-c", _KILL_WORKER)
-    told = serving.wait_reason("WorkerLost")
+    with at_work(serving.fleet, serving.url, NAME, tmp_path) as clients:
+        clients["kept"].wait_for(1)
+        serving.kube.kubectl("exec", name, "--", "python3", "-c", _KILL_WORKER)
+        told = serving.wait_reason("WorkerLost")
+        for client in clients.values():
+            wait_for("the client's error", client.wrong, 60)
     assert "SIGKILL" in told["message"], told
+    broken = [client.wrong()[0] for client in clients.values()]
+    assert any(text.startswith("error event: ") for text in broken), "a stream that cannot go on says so"
     serving.wait_ready()
     after = only(serving.pods())
     assert identity(after) == (before["metadata"]["uid"], restarts(before) + 1)
