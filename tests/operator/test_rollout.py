@@ -109,6 +109,32 @@ def test_surplus_groups_leave_in_order() -> None:
     assert kinds(group(0), starting(1), replicas=1) == [("DeleteGroup", 1)]
 
 
+def test_a_surplus_group_answers_until_the_rolled_one_does() -> None:
+    """Replicas and revision changed at once, as when a file with another budget undoes a `kubectl scale`."""
+    old = group(1, OLD_REVISION)
+    assert kinds(group(0, OLD_REVISION), old, replicas=1) == [("LeaveService", 0)]
+    assert kinds(starting(0), old, replicas=1) == []
+    assert kinds(broken(0, REVISION), old, replicas=1) == []
+    assert kinds(group(0), old, replicas=1) == [("LeaveService", 1)]
+
+
+def test_no_more_surplus_groups_stay_than_groups_are_missing() -> None:
+    old = [group(index, OLD_REVISION) for index in range(4)]
+    assert kinds(*old, replicas=2) == [("LeaveService", 3), ("LeaveService", 0)]
+
+
+def test_a_surplus_group_gives_its_cards_to_a_group_that_waits_for_them() -> None:
+    status = dict(recorded("cards-insufficient").status)
+    unschedulable = group(0, REVISION, pod(ready=False, status=status))
+    assert kinds(unschedulable, group(1), replicas=1) == [("LeaveService", 1)]
+
+
+def test_a_recovering_old_group_stays_while_the_new_revision_does_not_answer() -> None:
+    recovering = group(1, OLD_REVISION, pod(ready=False))
+    assert kinds(broken(0, REVISION), recovering) == []
+    assert kinds(starting(0), recovering) == []
+
+
 def test_scaling_to_zero_takes_everything_down() -> None:
     assert kinds(group(0), group(1), replicas=0) == [("LeaveService", 0), ("LeaveService", 1)]
 
@@ -206,6 +232,20 @@ def test_a_rollout_never_has_more_than_one_group_down(replicas: int, happenings:
         assert cluster.ready >= replicas - 1
         cluster.tick(chosen)
     settle(cluster, replicas, revision)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(0, 50), max_size=60))
+def test_a_rollout_that_also_scales_down_never_answers_with_less_than_it_shall_have(
+    replicas: int, surplus: int, happenings: list[int]
+) -> None:
+    cluster = Cluster()
+    settle(cluster, replicas + surplus, OLD_REVISION)
+    for chosen in happenings:
+        cluster.step(replicas, REVISION)
+        assert cluster.ready >= replicas
+        cluster.tick(chosen)
+    settle(cluster, replicas, REVISION)
 
 
 @settings(max_examples=60)

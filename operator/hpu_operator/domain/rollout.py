@@ -6,9 +6,11 @@ Policy, in words:
    leaving waits for them: work is in place, the new group needs their cards.
 2. A group of another revision that is broken is replaced at once; it answers nobody, so that costs no availability.
 3. Otherwise groups are replaced one at a time: first one that is not ready, then, while all are ready, by index.
+   While a group of the wanted revision does not answer, no other is touched: the old ones may be the last that will.
 4. A group that answers leaves service in order: label false, endpoints gone, StatefulSet deleted. What follows (lame
    duck, drain) is the engine's. A group that answers nobody is deleted at once.
-5. A group beyond `replicas`, or a second group at an index, is taken down in the same order.
+5. A group beyond `replicas`, or a second group at an index, is taken down in the same order. One that answers stays
+   while it stands in for a group that does not, or is about to be replaced; unless that one waits for its cards.
 """
 
 from __future__ import annotations
@@ -93,9 +95,8 @@ def decide(replicas: int, revision: str, observed: Observed, now: datetime) -> t
     """What to do now. Empty: nothing, or wait for what was done before."""
     held = slots(replicas, revision, observed.groups)
     actions: list[Action] = []
-    for group in observed.groups:
-        if group.id.index >= replicas:
-            actions += _take_down(group, observed, now)
+    for group in _surplus(replicas, held, observed.groups, now):
+        actions += _take_down(group, observed, now)
     for slot in held:
         if slot.current is None and not slot.others:
             actions.append(CreateGroup(GroupId(slot.index, revision, 0)))
@@ -108,6 +109,22 @@ def decide(replicas: int, revision: str, observed: Observed, now: datetime) -> t
     return tuple(actions)
 
 
+def _surplus(replicas: int, held: tuple[Slot, ...], groups: Iterable[Group], now: datetime) -> list[Group]:
+    """Groups beyond `replicas` that nobody needs any more."""
+    beyond = [group for group in groups if group.id.index >= replicas]
+    if any(slot.current and _waits_for_capacity(slot.current, now) for slot in held):
+        return beyond
+    silent = sum(not slot.ready for slot in held)
+    next_to_go = any(slot.ready and slot.replaceable for slot in held)
+    stand_ins = [group for group in beyond if group.ready][: silent + next_to_go]
+    return [group for group in beyond if group not in stand_ins]
+
+
+def _waits_for_capacity(group: Group, now: datetime) -> bool:
+    diagnosis = None if group.ready else diagnose_group(group, now)
+    return diagnosis is not None and diagnosis.reason is Reason.NO_CAPACITY
+
+
 def _to_replace(held: tuple[Slot, ...], now: datetime) -> list[Group]:
     """Groups of another revision whose turn it is."""
     old = [slot.replaceable for slot in held if slot.replaceable is not None]
@@ -116,7 +133,7 @@ def _to_replace(held: tuple[Slot, ...], now: datetime) -> list[Group]:
     already_leaving = [group for group in rest if _out_of_service(group)]
     if already_leaving:
         return chosen + already_leaving
-    in_transit = any(slot.current is None and slot.replaceable is None for slot in held)
+    in_transit = any(not slot.current.ready if slot.current else slot.replaceable is None for slot in held)
     idle = [group for group in rest if not group.ready]
     if idle and not in_transit:
         return chosen + idle[:1]
