@@ -88,7 +88,7 @@ def _says_something(serving: Serving, command: str) -> bool:
     shell = ["timeout", "60", "bash", "-c", f"{environment(serving.kube)}; {command}"]
     done = subprocess.run(shell, capture_output=True, text=True, check=False)
     print(f"$ {command}\n{done.stdout[-600:]}{done.stderr[-600:]}")
-    return done.returncode == 0 and bool(done.stdout)
+    return done.returncode == 0 and bool(done.stdout + done.stderr)
 
 
 def test_a_killed_worker_is_told_and_the_pod_recovers_in_place(serving: Serving, tmp_path: Path) -> None:
