@@ -53,6 +53,7 @@ def has_command(name: str) -> bool:
 
 
 def cache_folder() -> Path:
+    """What outlives a cluster and is removed by `make clean`: binaries, images, models, logs of what failed."""
     return Path(os.environ.get("HPU_CACHE") or Path.home() / ".cache" / "hpu-inference")
 
 

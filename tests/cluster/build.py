@@ -23,7 +23,7 @@ from pathlib import Path
 from tests.cluster import modules
 from tests.cluster.errors import BuildFailed, MissingRequirement
 from tests.cluster.modules import Module, Program
-from tests.cluster.state import cache
+from tests.machine import cache_folder
 
 # Seconds without news after which a build says that it is still at work.
 _HEARTBEAT_SECONDS = 5.0
@@ -92,7 +92,7 @@ def go_version() -> str:
 
 def build(module: Module, programs: Sequence[Program], listener: Say = say) -> Path:
     """Build what is missing of these programs; returns the folder that holds them. BuildFailed, MissingRequirement."""
-    target = cache() / "bin" / checksum(module, go_version())
+    target = cache_folder() / "bin" / checksum(module, go_version())
     if all((target / program.name).exists() for program in programs):
         return target
     try:
@@ -193,7 +193,7 @@ def cluster_binaries(*, nodes: bool, version: str = modules.KUBERNETES_VERSION, 
         for module, programs in modules.needed(nodes=nodes, version=version)
     ]
     key = hashlib.sha256("".join(str(folder) for folder, _ in built).encode()).hexdigest()[:16]
-    links = cache() / "bin" / f"set-{key}"
+    links = cache_folder() / "bin" / f"set-{key}"
     links.mkdir(parents=True, exist_ok=True)
     for folder, programs in built:
         for program in programs:

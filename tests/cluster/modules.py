@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cluster.errors import BuildFailed
-from tests.cluster.state import cache
+from tests.machine import cache_folder
 
 KUBERNETES_VERSION = "1.37.2"
 _GO = Path(__file__).parent / "go"
@@ -106,7 +106,7 @@ def _derive(version: str) -> Path:
 
     k8s.io/kubernetes replaces its staging modules by folders of its own tree, which a dependency does not inherit.
     """
-    folder = cache() / "modules" / f"kubernetes-{version}"
+    folder = cache_folder() / "modules" / f"kubernetes-{version}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

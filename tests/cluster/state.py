@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.cluster.errors import NotRunning, StateConflict
 from tests.cluster.processes import Process, identify
+from tests.machine import cache_folder
 
 # A name is part of a path, and unix socket paths end at 107 bytes.
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
@@ -75,14 +76,9 @@ def root() -> Path:
     return Path(os.environ.get("HPU_CLUSTERS") or f"/tmp/hpu-clusters-{os.getuid()}")
 
 
-def cache() -> Path:
-    """What outlives a cluster: binaries, images, logs of what failed."""
-    return Path(os.environ.get("HPU_CACHE") or Path.home() / ".cache" / "hpu-inference")
-
-
 def kept_logs(name: str) -> Path:
     """Where the logs of a start that failed are kept: the state folder goes."""
-    return cache() / "logs" / name
+    return cache_folder() / "logs" / name
 
 
 def folder_of(name: str) -> Path:

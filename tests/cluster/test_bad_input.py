@@ -16,6 +16,7 @@ import pytest
 from tests.cluster import cgroups, control_plane, launcher, node, ports, preflight, processes, state, traces
 from tests.cluster.api import wait_for
 from tests.cluster.errors import ComponentFailed, MissingRequirement, StateConflict
+from tests.machine import cache_folder
 
 REPOSITORY = Path(__file__).parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to set the scene")
@@ -167,7 +168,7 @@ def test_component_that_dies_at_the_start_is_named_with_its_last_words(
     with pytest.raises(ComponentFailed, match=r"apiserver ended(.|\n)*unknown flag: --no-such-flag"):
         launcher.up(launcher.Request("t", nodes=0))
     assert not clusters.exists()
-    assert "no-such-flag" in (state.cache() / "logs" / "t" / "apiserver.log").read_text()
+    assert "no-such-flag" in (cache_folder() / "logs" / "t" / "apiserver.log").read_text()
 
 
 @needs_root

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import build, modules, state
+from tests.cluster import build, modules
 from tests.cluster.errors import BuildFailed
 from tests.cluster.modules import Module, Program
+from tests.machine import cache_folder
 
 REPOSITORY = Path(__file__).parents[2]
 HELLO = Program("greet", "example.test/hello")
@@ -59,7 +60,7 @@ def test_everything_that_decides_a_program_is_in_its_checksum(hello: Module) -> 
 
 
 def test_half_built_cache_is_completed(hello: Module) -> None:
-    target = state.cache() / "bin" / build.checksum(hello, build.go_version())
+    target = cache_folder() / "bin" / build.checksum(hello, build.go_version())
     (target / ".aside").mkdir(parents=True)
     (target / ".aside" / "hello").write_bytes(b"\x7fELF half")
     (target / ".lock").touch()
@@ -76,13 +77,14 @@ def test_killed_builder_leaves_nothing_that_counts_as_built(hello: Module) -> No
 from pathlib import Path
 from tests.cluster import build
 from tests.cluster.modules import Module, Program
+from tests.machine import cache_folder
 hello = Module("hello", Path({str(hello.folder)!r}), ("-trimpath",), {{"CGO_ENABLED": "0"}})
 build.build(hello, [Program("greet", "example.test/hello")])
 """
     builder = subprocess.Popen(
         [sys.executable, "-c", script], cwd=REPOSITORY, start_new_session=True, stderr=subprocess.DEVNULL
     )
-    target = state.cache() / "bin" / build.checksum(hello, build.go_version())
+    target = cache_folder() / "bin" / build.checksum(hello, build.go_version())
     while not (target / ".aside").exists():
         assert builder.poll() is None
         time.sleep(0.01)
@@ -111,22 +113,23 @@ def test_program_that_does_not_compile_is_shown(hello: Module) -> None:
     (hello.folder / "main.go").write_text("package main\n\nfunc main() { undefined() }\n")
     with pytest.raises(BuildFailed, match=r"undefined: undefined(.|\n)*->"):
         build.build(hello, [HELLO])
-    assert not list((state.cache() / "bin").glob("*/greet"))
+    assert not list((cache_folder() / "bin").glob("*/greet"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a small disk")
 def test_full_disk_is_named(hello: Module) -> None:
-    state.cache().mkdir()
+    cache_folder().mkdir()
     script = f"""
 from pathlib import Path
 from tests.cluster import build, errors
 from tests.cluster.modules import Module, Program
+from tests.machine import cache_folder
 try:
     build.build(Module("hello", Path({str(hello.folder)!r}), (), {{}}), [Program("greet", "example.test/hello")])
 except errors.BuildFailed as error:
     print(error)
 """
-    mount = f'mount -t tmpfs -o size=256k tmpfs {state.cache()} && exec "$@"'
+    mount = f'mount -t tmpfs -o size=256k tmpfs {cache_folder()} && exec "$@"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-ec", mount, "sh", sys.executable, "-c", script],
         cwd=REPOSITORY,

@@ -6,6 +6,7 @@ The end-to-end test runs them, so that none of them is only a text.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 
 from tests.demo.kube import Kube
@@ -20,7 +21,9 @@ class Step:
 
 
 def environment(kube: Kube) -> str:
-    return f"export KUBECONFIG={kube.kubeconfig} PATH={kube.binaries}:{kube.helm_binaries}:$PATH"
+    """Also where clusters and caches are, if not where they are by default: `make down` must find this one."""
+    moved = "".join(f" {name}={os.environ[name]}" for name in ("HPU_CLUSTERS", "HPU_CACHE") if os.environ.get(name))
+    return f"export KUBECONFIG={kube.kubeconfig} PATH={kube.binaries}:{kube.helm_binaries}:$PATH{moved}"
 
 
 def next_steps(name: str, port: int = 8000) -> tuple[Step, ...]:

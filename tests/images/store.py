@@ -11,17 +11,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-
-def cache() -> Path:
-    """What outlives a cluster and is removed by `make clean`."""
-    return Path(os.environ.get("HPU_CACHE") or Path.home() / ".cache" / "hpu-inference")
+from tests.machine import cache_folder
 
 
 @dataclass(frozen=True)
@@ -33,7 +29,7 @@ class Store:
 
     @classmethod
     def default(cls) -> Store:
-        return cls(cache() / "images")
+        return cls(cache_folder() / "images")
 
     @property
     def storage(self) -> Path:

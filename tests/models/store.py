@@ -7,21 +7,18 @@ it once and an interrupted build leaves nothing that looks finished. `HPU_CACHE`
 from __future__ import annotations
 
 import fcntl
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
-def cache_root() -> Path:
-    return Path(os.environ.get("HPU_CACHE") or Path.home() / ".cache" / "hpu-inference")
+from tests.machine import cache_folder
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
     """The directory `name` of the cache, made by `build(empty_directory)` where it is not there yet."""
-    target = cache_root() / "models" / name
+    target = cache_folder() / "models" / name
     if target.is_dir():
         return target
     with _lock(name):
@@ -51,7 +48,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _lock(name: str) -> Iterator[None]:
-    path = cache_root() / "locks" / f"{name}.lock"
+    path = cache_folder() / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
