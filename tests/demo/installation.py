@@ -12,7 +12,6 @@ from tests.demo.kube import CommandFailed, Kube
 from tests.images import nodes
 from tests.images.build import Image
 from tests.machine import cache_folder
-from tests.models.__main__ import main as write_checkpoint
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "hpu-operator"
@@ -50,6 +49,10 @@ def provide_images(cluster: Cluster, images: dict[str, Image]) -> References:
 
 def model_folder() -> Path:
     """A folder with the model `smollm2` in it, as a volume would have it."""
+    from tests.models.__main__ import (
+        main as write_checkpoint,
+    )  # torch: seconds that nobody should wait for at the start
+
     folder = cache_folder() / "demo" / "models"
     if write_checkpoint(["smollm2", str(folder / "smollm2")]):
         raise NoModel(f"{folder / 'smollm2'} could not be written: remove it and run this again")
