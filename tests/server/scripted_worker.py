@@ -50,6 +50,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     die_with_code: int | None = None
     die_after_steps: int | None = None
     tokens_per_step: int = 1
+    linger_seconds: float = 0.0
+    """How long the process lives on after its socket is closed, when it fails before serving."""
 
 
 class Row:
@@ -100,6 +102,7 @@ class ScriptedWorker:
         if script.fatal is not None:
             fatal = msgspec.convert(script.fatal, Fatal)
             self.connection.send(fatal)
+            self.linger()
             return EXIT_CODES[FailureReason(fatal.reason)]
         if script.die_after_steps is None and (script.die_saying or script.die_with_code is not None):
             return self.die()
@@ -123,7 +126,13 @@ class ScriptedWorker:
         self.connection.send(Ready())
         return self.serve()
 
+    def linger(self) -> None:
+        if self.script.linger_seconds:
+            os.close(self.connection.fileno())
+            time.sleep(self.script.linger_seconds)
+
     def die(self) -> int:
+        self.linger()
         if self.script.die_saying is not None:
             sys.stderr.write(self.script.die_saying)
             sys.stderr.flush()

@@ -145,6 +145,21 @@ def test_last_words_of_a_worker_become_the_exit_code(shell: Path, reason: Failur
         assert "error: /m/a.safetensors: model.norm.weight: xxx" in server.log
 
 
+@pytest.mark.parametrize("has_last_words", [True, False])
+def test_a_signal_of_the_server_is_no_evidence(shell: Path, has_last_words: bool) -> None:
+    """The worker closes its socket, as it does when it ends, but its process does not end: the server ends it."""
+    script: dict[str, Any] = {"linger_seconds": 60.0, "die_with_code": 1}
+    if has_last_words:
+        script["fatal"] = {"reason": FailureReason.USAGE, "message": "max-model-len is outside of the model"}
+    with RunningServer(shell, script) as server:
+        assert server.exit_code() == (ExitCode.USAGE if has_last_words else ExitCode.WORKER_LOST)
+        told = server.termination()
+        assert (told.signal, told.exit_code) == (None, None)
+        assert "SIGKILL" not in told.message
+        assert "SIGKILL" not in server.log
+        assert ("max-model-len" if has_last_words else "did not exit within") in told.message
+
+
 def test_a_worker_that_cannot_start_is_lost_with_its_error(shell: Path) -> None:
     script = {"die_saying": "ModuleNotFoundError: No module named 'torch'\n", "die_with_code": 1}
     with RunningServer(shell, script) as server:

@@ -49,6 +49,7 @@ class Worker:
         self._process: asyncio.subprocess.Process | None = None
         self._connection: ServerConnection | None = None
         self._is_stopping = False
+        self._was_killed = False
         self._frozen: str | None = None
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
 
@@ -110,6 +111,7 @@ class Worker:
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
+                self._was_killed = True
 
     async def _reap(self, process: asyncio.subprocess.Process) -> None:
         """The socket is closed, so the process has no reason to live on; a frozen one never would notice."""
@@ -167,16 +169,24 @@ class Worker:
                 worker=0,
                 bucket=rank.bucket,
             )
-        ended: dict[str, int | str] = {"signal": _signal_name(-code)} if code < 0 else {"exit_code": code}
+        # A signal of ours says nothing of the worker: it is no evidence.
+        was_ours = self._was_killed and code == -signal.SIGKILL
+        exit_code = code if code >= 0 else None
+        signal_name = _signal_name(-code) if code < 0 and not was_ours else None
         if rank.last_words is not None:
-            return rank.last_words.model_copy(update=ended)
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+            return rank.last_words.model_copy(update={"exit_code": exit_code, "signal": signal_name})
+        if was_ours:
+            how = f"closed its socket but did not exit within {EXIT_SECONDS:.0f} s, and was ended"
+        elif signal_name is not None:
+            how = f"was killed by {signal_name}"
+        else:
+            how = f"exited with code {exit_code}"
         message = f"{where} {how}"
         if protocol_error is not None:
             message += f"; its socket: {protocol_error}"
         if (line := first_error_line(self._stderr)) is not None:
             message += f"; it said: {line}"
-        if code == -signal.SIGKILL:
+        if code == -signal.SIGKILL and not was_ours:
             message += "; nobody here sent it: the kernel's out-of-memory killer, or a person"
         return TerminationMessage(
             reason=FailureReason.WORKER_LOST,
@@ -184,8 +194,8 @@ class Worker:
             rank=rank.number,
             worker=0,
             bucket=rank.bucket,
-            exit_code=code if code >= 0 else None,
-            signal=_signal_name(-code) if code < 0 else None,
+            exit_code=exit_code,
+            signal=signal_name,
         )
 
 
