@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -35,7 +36,7 @@ RECORDED = {
     "startup-kill": (Reason.LIVENESS_FAILED, "Startup probe failed"),
     "evicted-ephemeral": (Reason.EVICTED, "ephemeral local storage usage exceeds"),
     "node-lost": (Reason.NODE_LOST, "Taint manager"),
-    "terminating-prestop": (Reason.DRAINING, "running requests are finishing"),
+    "terminating-prestop": (Reason.DRAINING, "the pod is leaving"),
     "completed": (Reason.CRASH_LOOP, "exit code 0"),
 }
 
@@ -96,6 +97,35 @@ def waiting(reason: str, message: str = "", *events: Event) -> Any:
 )
 def test_a_container_that_stays_in_creation_is_explained_by_events(events: list[Event], reason: Reason) -> None:
     diagnosis = diagnose_pod(waiting("ContainerCreating", "", *events), NOW)
+    assert diagnosis is not None
+    assert diagnosis.reason is reason
+
+
+LATE = 'persistentvolumeclaims "models" is forbidden: User "system:node:n1" cannot get resource: no relationship found'
+
+
+@pytest.mark.parametrize(
+    ("lasted", "reason"),
+    [(0, Reason.STARTING), (29, Reason.STARTING), (30, Reason.VOLUME_NOT_MOUNTED)],
+)
+def test_a_node_that_does_not_know_its_pod_yet_is_blamed_only_when_that_lasts(lasted: int, reason: Reason) -> None:
+    late = Event("Warning", "FailedMount", LATE, NOW - timedelta(seconds=lasted), NOW)
+    diagnosis = diagnose_pod(waiting("ContainerCreating", "", late), NOW)
+    assert diagnosis is not None
+    assert diagnosis.reason is reason
+
+
+@pytest.mark.parametrize(("failed_ago", "reason"), [(20, Reason.STARTING), (5, Reason.VOLUME_NOT_MOUNTED)])
+def test_a_failed_mount_is_not_blamed_once_the_sandbox_stands(failed_ago: int, reason: Reason) -> None:
+    moment = NOW - timedelta(seconds=failed_ago)
+    found = waiting("ContainerCreating", "", Event("Warning", "FailedMount", "exit status 32", moment, moment))
+    stands = {
+        "type": "PodReadyToStartContainers",
+        "status": "True",
+        "lastTransitionTime": (NOW - timedelta(seconds=10)).isoformat(),
+    }
+    status = dict(found.status) | {"conditions": [*found.status["conditions"], stands]}
+    diagnosis = diagnose_pod(replace(found, status=status), NOW)
     assert diagnosis is not None
     assert diagnosis.reason is reason
 
@@ -164,7 +194,23 @@ def test_evidence_that_the_message_already_names_is_not_repeated() -> None:
     text = TerminationMessage(reason=FailureReason.MODEL_NOT_FOUND, message="/a/b does not exist", path="/a/b")
     diagnosis = diagnose_pod(ended(text.encode().decode(), state="waiting"), NOW)
     assert diagnosis is not None
-    assert diagnosis.message == "pod smol-0: /a/b does not exist (restarted 4 times)"
+    assert diagnosis.message == "pod smol-0: spec.model.uri: /a/b does not exist (restarted 4 times)"
+
+
+def test_what_the_engine_says_while_it_ends_is_said_once() -> None:
+    text = TerminationMessage(reason=FailureReason.MODEL_NOT_FOUND, message="a checkpoint is needed")
+    found = ended(text.encode().decode(), state="running", restarts=1)
+    diagnosis = diagnose_pod(replace(found, control=control(Phase.FAILED, last_error=text)), NOW)
+    assert diagnosis is not None
+    assert diagnosis.reason is Reason.MODEL_NOT_FOUND
+    assert diagnosis.message == "pod smol-0: spec.model.uri: a checkpoint is needed"
+
+
+def test_a_first_failure_has_its_own_reason_while_the_container_still_runs() -> None:
+    text = TerminationMessage(reason=FailureReason.MODEL_BROKEN, message="cut short")
+    diagnosis = diagnose_pod(pod(ready=False, control=control(Phase.FAILED, last_error=text)), NOW)
+    assert diagnosis is not None
+    assert diagnosis.reason is Reason.MODEL_BROKEN
 
 
 def test_the_kubelets_verdict_of_memory_goes_before_an_old_message() -> None:
@@ -226,7 +272,7 @@ def test_a_container_that_has_calmed_down_is_ready() -> None:
         (control(Phase.WARMING_UP, done=37, total=72, idle_seconds=130), Reason.STALLED, "has not moved for 2 minutes"),
         (control(Phase.READY), Reason.STARTING, "waiting for the kubelet's probe"),
         (control(Phase.READY, idle_seconds=10_000), Reason.STARTING, "waiting for the kubelet's probe"),
-        (Unreachable("connection refused"), Reason.CONTROL_UNREACHABLE, "connection refused"),
+        (Unreachable("connection refused", 15.0), Reason.CONTROL_UNREACHABLE, "connection refused"),
     ],
 )
 def test_a_running_container_says_itself_what_it_does(state: Any, reason: Reason, text: str) -> None:
@@ -235,11 +281,20 @@ def test_a_running_container_says_itself_what_it_does(state: Any, reason: Reason
     assert (diagnosis.reason, text in diagnosis.message) == (reason, True), diagnosis.message
 
 
-def test_a_control_endpoint_has_ten_seconds_to_appear() -> None:
-    young = pod(ready=False, control=Unreachable("connection refused"), age=timedelta(seconds=4))
-    diagnosis = diagnose_pod(young, NOW)
+@pytest.mark.parametrize(("age", "silent"), [(59, 59.0), (600, 14.0)], ids=["slow to start", "ended just now"])
+def test_silence_is_held_against_no_container_that_is_starting_or_may_have_ended(age: int, silent: float) -> None:
+    quiet = pod(ready=False, control=Unreachable("connection refused", silent), age=timedelta(seconds=age))
+    diagnosis = diagnose_pod(quiet, NOW)
     assert diagnosis is not None
     assert diagnosis.reason is Reason.WAITING_FOR_CONTROL
+
+
+def test_a_container_that_the_kubelet_does_not_call_running_is_not_unreachable() -> None:
+    quiet = ended("boom", state="waiting", exit_code=1)
+    diagnosis = diagnose_pod(replace(quiet, control=Unreachable("connection refused", 600.0)), NOW)
+    assert diagnosis is not None
+    assert diagnosis.reason is Reason.CRASH_LOOP
+    assert "Unreachable" not in diagnosis.message
 
 
 def test_an_unreachable_control_endpoint_takes_no_readiness_away() -> None:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from hpu_engine.contract import ControlState, Phase
 from hpu_operator.domain.observed import Unreachable
+from hpu_operator.domain.progress import SILENCE_SECONDS
 from hpu_operator.metrics import Metrics
 from hpu_operator.ranks import RankClient, control_url
 from hpu_operator.runtime.key import Key
@@ -94,6 +95,28 @@ async def test_whatever_else_answers_is_unreachable(client: RankClient, status: 
 
 async def heard(news: asyncio.Queue[Key]) -> Key:
     return await asyncio.wait_for(news.get(), 10)
+
+
+async def test_a_silence_has_a_length_and_is_news_when_it_lasts(client: RankClient) -> None:
+    news: asyncio.Queue[Key] = asyncio.Queue()
+    now = [100.0]
+    watch = RankWatch(client, Metrics(), lambda: now[0], news.put_nowait)
+    running = asyncio.create_task(watch.run())
+    try:
+        async with ScriptedRanks() as ranks:
+            ranks.default = None
+            watch.expect(KEY, [Target("uid", f"{ranks.base}/team/smol-0", 0)])
+            while not isinstance(watch.answer("uid"), Unreachable):
+                await asyncio.sleep(0.01)
+            assert news.empty(), "a moment's silence changes nothing"
+            now[0] += SILENCE_SECONDS
+            assert await heard(news) == KEY
+            answer = watch.answer("uid")
+            assert isinstance(answer, Unreachable)
+            assert answer.for_seconds == SILENCE_SECONDS
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_the_watch_tells_news_once_and_stops_when_nobody_expects_the_pod(client: RankClient) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
 
 from hpu_engine.contract import FailureReason, TerminationMessage
 from hpu_operator.api.reasons import Reason
+from hpu_operator.domain import spec_fields
 from hpu_operator.domain.observed import Event
 
 
@@ -26,6 +29,15 @@ _IMAGE = {
     "RegistryUnavailable", "SignatureValidationFailed",
 }  # fmt: skip
 _START = {"RunContainerError", "CreateContainerError"}
+_MOUNT = {"FailedMount", "FailedAttachVolume", "FailedMapVolume"}
+_BEFORE_THE_SANDBOX = _MOUNT | {"FailedCreatePodSandBox"}
+_GOOD_NEWS = {"Pulled", "Created", "Started"}
+_LATE_CACHES = ("failed to sync configmap cache", "failed to sync secret cache")
+_LATE_KNOWLEDGE = ("no relationship found between node", 'forbidden: User "system:node:', *_LATE_CACHES)
+"""A node that asks for what a new pod refers to before the API server's authorizer has seen the pod."""
+
+PERSISTED = timedelta(seconds=30)
+"""From the first to the last time of an event that usually heals by itself, until it is believed."""
 
 ENGINE_REASONS = {
     FailureReason.USAGE: Reason.BAD_ARGUMENTS,
@@ -75,27 +87,44 @@ def _missing_reference(message: str) -> Reason | None:
     return Reason.CONFIG_MAP_MISSING if "configmap" in lower else None
 
 
-def of_events(events: Iterable[Event]) -> Cause | None:
-    """Cause of a container that stays in creation. Newest event last."""
-    events = tuple(events)
-    for event in reversed(events):
-        if event.reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
+def of_events(events: Iterable[Event], sandbox_since: datetime | None = None) -> Cause | None:
+    """Cause of a container that stays in creation. Newest event last.
+
+    `sandbox_since` is when the pod's sandbox stood, which it does only once its volumes are mounted.
+    """
+    for event in reversed(tuple(events)):
+        if event.reason in _GOOD_NEWS:
+            return None
+        if event.reason in _BEFORE_THE_SANDBOX and (_overtaken(event, sandbox_since) or _heals_itself(event)):
+            continue
+        if event.reason in _MOUNT:
             return Cause(_missing_reference(event.message) or Reason.VOLUME_NOT_MOUNTED, event.message)
         if event.reason == "FailedCreatePodSandBox":
             return Cause(Reason.START_FAILED, event.message)
         if event.reason == "Pulling":
             return Cause(Reason.PULLING_IMAGE, event.message)
-        if event.reason == "Pulled":
-            return None
     return None
 
 
-def of_end(ended: Mapping[str, object], events: Iterable[Event]) -> Cause:
+def _overtaken(event: Event, good_news: datetime | None) -> bool:
+    return good_news is not None and event.last is not None and event.last <= good_news
+
+
+def _heals_itself(event: Event) -> bool:
+    """Whether it is a node's late knowledge of its own pod, and has not been repeated for long enough to be more."""
+    if not any(words in event.message for words in _LATE_KNOWLEDGE):
+        return False
+    return event.first is None or event.last is None or event.last - event.first < PERSISTED
+
+
+def of_end(ended: Mapping[str, object], events: Iterable[Event], template: Mapping[str, Any]) -> Cause:
     """Cause of a container's end: the engine's own words first, then the kubelet's."""
     if ended.get("reason") == "OOMKilled":
-        return Cause(Reason.OUT_OF_MEMORY, "killed at its memory limit (exit code 137)")
+        limit = spec_fields.memory_limit(template)
+        why = "for want of memory on its node" if limit == spec_fields.NOT_SET else "at its memory limit"
+        return Cause(Reason.OUT_OF_MEMORY, f"killed {why} ({limit}; exit code 137)")
     if said := TerminationMessage.parse(str(ended.get("message") or "")):
-        return Cause(ENGINE_REASONS[said.reason], _engine_sentence(said))
+        return of_engine(said, template)
     code = ended.get("exitCode")
     if ended.get("reason") in ("StartError", "ContainerCannotRun"):
         return Cause(Reason.START_FAILED, str(ended.get("message") or "the process cannot be started"))
@@ -103,6 +132,12 @@ def of_end(ended: Mapping[str, object], events: Iterable[Event]) -> Cause:
         return Cause(Reason.LIVENESS_FAILED, killed)
     line = first_line(ended)
     return Cause(Reason.CRASH_LOOP, f"the engine ended with exit code {code}" + (f": {line}" if line else ""))
+
+
+def of_engine(said: TerminationMessage, template: Mapping[str, Any]) -> Cause:
+    """The engine's own words, behind the field of the spec they are about."""
+    field, sentence = spec_fields.field_of(said, template), _engine_sentence(said)
+    return Cause(ENGINE_REASONS[said.reason], f"{field}: {sentence}" if field else sentence)
 
 
 def _liveness_text(events: Iterable[Event]) -> str | None:

@@ -6,11 +6,13 @@ end left behind, because a snapshot of a crashing container shows waiting, termi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from hpu_operator.api.reasons import Reason, severity
 from hpu_operator.domain import causes, progress
+from hpu_operator.domain.engine_arguments import drain_seconds_of
 from hpu_operator.domain.observed import Group, Pod, parse_time
 
 EVENTS_AFTER = timedelta(seconds=10)
@@ -36,12 +38,22 @@ class Diagnosis:
 def diagnose_group(group: Group, now: datetime) -> Diagnosis | None:
     """Why `group` is not ready; None where it is."""
     if group.leaving:
-        return Diagnosis(Reason.DRAINING, f"group {group.id.index}: running requests are finishing")
+        return Diagnosis(Reason.DRAINING, f"group {group.id.index}: {leaving_text(group.pods)}")
     found = [diagnosis for pod in group.pods if (diagnosis := diagnose_pod(pod, now))]
     missing = group.expected_pods - len(group.pods)
     if missing > 0:
         found.append(_missing_pods(group))
     return min(found, key=lambda diagnosis: diagnosis.rank, default=None)
+
+
+def leaving_text(pods: Iterable[Pod]) -> str:
+    """That pods are leaving, and how long they may: whether any request is still running is not known here."""
+    return f"its old pods are leaving{_time_to_leave(pods)}"
+
+
+def _time_to_leave(pods: Iterable[Pod]) -> str:
+    seconds = [drain_seconds_of(pod.grace_seconds) for pod in pods if pod.grace_seconds is not None]
+    return f" (up to {max(seconds)} s for running requests)" if seconds else ""
 
 
 def _missing_pods(group: Group) -> Diagnosis:
@@ -57,7 +69,7 @@ def diagnose_pod(pod: Pod, now: datetime) -> Diagnosis | None:
     if pod.deleting:
         if pod.condition("DisruptionTarget").get("status") == "True":
             return _say(pod, Reason.NODE_LOST, pod.condition("DisruptionTarget").get("message", "the pod is disrupted"))
-        return _say(pod, Reason.DRAINING, "running requests are finishing")
+        return _say(pod, Reason.DRAINING, f"the pod is leaving{_time_to_leave([pod])}")
     if pod.ready:
         return _not_calm(pod, now) or _out_of_service(pod)
     for question in (_ended_pod, _scheduling, _lost_node, _init_container, _waiting, _ended_container, _working):
@@ -87,7 +99,7 @@ def _not_calm(pod: Pod, now: datetime) -> Diagnosis | None:
     ended = _last_end(pod)
     if ended is None:
         return None
-    cause = causes.of_end(ended, pod.events)
+    cause = causes.of_end(ended, pod.events, pod.template)
     return _say(pod, cause.reason, f"{cause.text}; running again since {started:%H:%M:%S} UTC")
 
 
@@ -134,9 +146,14 @@ def _waiting(pod: Pod, now: datetime) -> Diagnosis | None:
         return _say(pod, cause.reason, cause.text)
     if _last_end(pod) is None:
         waited = now - pod.created
-        cause = causes.of_events(pod.events) if waited >= EVENTS_AFTER else None
+        cause = causes.of_events(pod.events, _sandbox_since(pod)) if waited >= EVENTS_AFTER else None
         return _say(pod, cause.reason, cause.text) if cause else None
     return None
+
+
+def _sandbox_since(pod: Pod) -> datetime | None:
+    sandbox = pod.condition("PodReadyToStartContainers")
+    return parse_time(sandbox.get("lastTransitionTime")) if sandbox.get("status") == "True" else None
 
 
 def _last_end(pod: Pod) -> dict[str, object] | None:
@@ -154,10 +171,10 @@ def _ended_container(pod: Pod, now: datetime) -> Diagnosis | None:
     running = "running" in (pod.container.get("state") or {})
     if running and finished and now - finished > CRASH_MEMORY:
         return None
-    cause = causes.of_end(ended, pod.events)
+    cause = causes.of_end(ended, pod.events, pod.template)
     restarts = pod.container.get("restartCount", 0)
     tail = f" (restarted {restarts} times)" if restarts > 1 else ""
-    if running and (now_doing := progress.describe(pod, now)):
+    if running and (now_doing := progress.describe(pod, now)) and now_doing.text != cause.text:
         tail += f"; now {now_doing.reason.value}: {now_doing.text}"
     return _say(pod, cause.reason, cause.text + tail)
 

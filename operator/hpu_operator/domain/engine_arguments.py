@@ -38,6 +38,11 @@ def termination_grace_seconds(spec: Spec) -> int:
     return LAME_DUCK_SECONDS + spec.drain_seconds + KILL_MARGIN_SECONDS
 
 
+def drain_seconds_of(grace_seconds: int) -> int:
+    """How much of a pod's termination grace is for running requests."""
+    return max(grace_seconds - LAME_DUCK_SECONDS - KILL_MARGIN_SECONDS, 0)
+
+
 def engine_arguments(name: str, spec: Spec) -> list[str]:
     """Arguments of `hpu-engine`, each as one word, so that no value can be taken for a flag."""
     engine, parallel = spec.engine, spec.parallelism

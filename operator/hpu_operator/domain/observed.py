@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,9 +15,10 @@ from hpu_operator.domain.names import GroupId
 
 @dataclass(frozen=True)
 class Unreachable:
-    """The control endpoint gave no usable answer. Says nothing about the model."""
+    """The control endpoint gave no usable answer, for how long by now. Says nothing about the model."""
 
     error: str
+    for_seconds: float = 0.0
 
 
 Control = ControlState | Unreachable | None
@@ -26,16 +27,22 @@ Control = ControlState | Unreachable | None
 
 @dataclass(frozen=True)
 class Event:
-    """The part of a Kubernetes event that explains a wait."""
+    """The part of a Kubernetes event that explains a wait. A repeated event has one entry, from `first` to `last`."""
 
     type: str
     reason: str
     message: str
+    first: datetime | None = None
+    last: datetime | None = None
 
 
 @dataclass(frozen=True)
 class Pod:
-    """One engine pod. `status` is the pod's own status as the API server gives it."""
+    """One engine pod. `status` is the pod's own status as the API server gives it.
+
+    `template` is the pod spec of its StatefulSet, empty where that is gone; `grace_seconds` is how long a pod that is
+    being deleted may take to end.
+    """
 
     name: str
     uid: str
@@ -46,6 +53,8 @@ class Pod:
     status: Mapping[str, Any]
     control: Control = None
     events: tuple[Event, ...] = ()
+    template: Mapping[str, Any] = field(default_factory=dict)
+    grace_seconds: int | None = None
 
     @property
     def address(self) -> str | None:
@@ -128,6 +137,7 @@ def read_pod(live: Mapping[str, Any], control: Control = None, events: Sequence[
         status=live.get("status") or {},
         control=control,
         events=tuple(events),
+        grace_seconds=metadata.get("deletionGracePeriodSeconds"),
     )
 
 
@@ -146,6 +156,7 @@ def read_groups(
         group_id = names.group_of(metadata.get("labels") or {})
         if group_id is None:
             continue
+        template = (live.get("spec", {}).get("template") or {}).get("spec") or {}
         found[group_id] = Group(
             id=group_id,
             stateful_set_uid=metadata["uid"],
@@ -153,7 +164,7 @@ def read_groups(
             created=parse_time(metadata.get("creationTimestamp")),
             expected_pods=int(live.get("spec", {}).get("replicas", 1)),
             deleting="deletionTimestamp" in metadata,
-            pods=_sorted(of_group.pop(group_id, [])),
+            pods=_sorted(replace(pod, template=template) for pod in of_group.pop(group_id, [])),
             events=tuple((events or {}).get(metadata["uid"], ())),
         )
     for group_id, rest in of_group.items():

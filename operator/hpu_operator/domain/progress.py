@@ -9,11 +9,15 @@ from datetime import datetime, timedelta
 
 from hpu_engine.contract import ControlState, Phase
 from hpu_operator.api.reasons import Reason
-from hpu_operator.domain.causes import Cause
+from hpu_operator.domain.causes import Cause, of_engine
 from hpu_operator.domain.observed import Group, Pod, Unreachable, parse_time
 
-GRACE = timedelta(seconds=10)
-"""From a container's start until its control port must answer; the engine's does from its first second."""
+GRACE = timedelta(seconds=60)
+"""From a container's start until its control port must answer: the engine's does from its first second, on a machine
+that has time for it."""
+
+SILENCE_SECONDS = 15.0
+"""Of the control endpoint until it is called unreachable: the kubelet may take as long to tell of a container's end."""
 
 STALLED_AFTER_SECONDS = 120.0
 
@@ -41,19 +45,30 @@ def describe(pod: Pod, now: datetime) -> Cause | None:
     if control.phase is Phase.READY:
         return _not_passed_on(pod, control)
     if control.phase is Phase.FAILED:
-        said = control.last_error
-        return Cause(Reason.CRASH_LOOP, said.message if said else "the engine reports a failure and is ending")
+        return _failing(pod, control)
     if control.phase in _MOVING and control.seconds_since_progress >= STALLED_AFTER_SECONDS:
         minutes = int(control.seconds_since_progress // 60)
         return Cause(Reason.STALLED, f"{control.phase.value} has not moved for {minutes} minutes; {_detail(control)}")
     return Cause(_PHASES[control.phase], _detail(control))
 
 
+def _failing(pod: Pod, control: ControlState) -> Cause:
+    if control.last_error is None:
+        return Cause(Reason.CRASH_LOOP, "the engine reports a failure and is ending")
+    return of_engine(control.last_error, pod.template)
+
+
 def _silent(pod: Pod, control: Unreachable, now: datetime) -> Cause:
+    """Unreachable is only who has been running for a while, as the kubelet says, and silent for a while."""
     started = parse_time((pod.container.get("state") or {}).get("running", {}).get("startedAt"))
-    if started is not None and now - started < GRACE:
+    if started is None or now - started < GRACE or not is_lasting(control):
         return Cause(Reason.WAITING_FOR_CONTROL, "waiting for the control endpoint")
     return Cause(Reason.CONTROL_UNREACHABLE, control.error)
+
+
+def is_lasting(silence: Unreachable) -> bool:
+    """Whether a control endpoint has been silent for longer than the end of its container takes to be known."""
+    return silence.for_seconds >= SILENCE_SECONDS
 
 
 def _not_passed_on(pod: Pod, control: ControlState) -> Cause:

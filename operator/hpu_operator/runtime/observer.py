@@ -11,7 +11,7 @@ from hpu_engine.contract import ControlState, Phase
 from hpu_operator.domain import names
 from hpu_operator.domain.diagnosis import EVENTS_AFTER
 from hpu_operator.domain.names import GroupId
-from hpu_operator.domain.observed import Event, Group, Observed, Pod, read_groups, read_pod
+from hpu_operator.domain.observed import Event, Group, Observed, Pod, parse_time, read_groups, read_pod
 from hpu_operator.domain.owner import Owner, Ownership, ownership
 from hpu_operator.domain.rollout import awaits_endpoints
 from hpu_operator.kube.kinds import ENDPOINT_SLICE, EVENT, POD, STATEFUL_SET
@@ -98,10 +98,7 @@ class Observer:
         found.items.sort(key=_time_of)
         self._events[uid] = (
             self._clock(),
-            tuple(
-                Event(event.get("type", ""), event.get("reason", ""), event.get("message", "")[:2000])
-                for event in found.items[-_NEWEST_EVENTS:]
-            ),
+            tuple(_read_event(event) for event in found.items[-_NEWEST_EVENTS:]),
         )
         self._events.move_to_end(uid)
         while len(self._events) > _REMEMBERED:
@@ -117,6 +114,17 @@ class Observer:
             for endpoint in piece.get("endpoints") or ()
             if endpoint.get("targetRef") and (endpoint.get("conditions") or {}).get("ready", True)
         )
+
+
+def _read_event(event: Mapping[str, Any]) -> Event:
+    first = event.get("firstTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
+    return Event(
+        event.get("type", ""),
+        event.get("reason", ""),
+        event.get("message", "")[:2000],
+        parse_time(first),
+        parse_time(_time_of(event) or None),
+    )
 
 
 def _time_of(event: Mapping[str, Any]) -> str:

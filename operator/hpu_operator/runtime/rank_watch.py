@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpu_engine.contract import ControlState, Phase
 from hpu_operator.domain.observed import Control, Unreachable
-from hpu_operator.domain.progress import STALLED_AFTER_SECONDS, probe_is_due, warm_up
+from hpu_operator.domain.progress import STALLED_AFTER_SECONDS, is_lasting, probe_is_due, warm_up
 from hpu_operator.metrics import Metrics
 from hpu_operator.ranks import RankClient
 from hpu_operator.runtime.key import Key
@@ -39,6 +39,7 @@ class _Asked:
     key: Key
     target: Target
     answer: Control = None
+    silent_since: float | None = None
     due: float = 0.0
 
 
@@ -120,11 +121,21 @@ class RankWatch:
         uid = asked.target.uid
         if self._asked.get(uid) is not asked:
             return
-        news = _substance(asked.answer) != _substance(answer)
-        asked.answer = answer
+        timed = self._timed(asked, answer)
+        news = _substance(asked.answer) != _substance(timed)
+        asked.answer = timed
         self._schedule(uid, self._interval(answer))
         if news:
             self._on_news(asked.key)
+
+    def _timed(self, asked: _Asked, answer: ControlState | Unreachable) -> ControlState | Unreachable:
+        """`answer`, with the length of a silence in it."""
+        if not isinstance(answer, Unreachable):
+            asked.silent_since = None
+            return answer
+        if asked.silent_since is None:
+            asked.silent_since = self._clock()
+        return replace(answer, for_seconds=self._clock() - asked.silent_since)
 
     def _interval(self, answer: Control) -> float:
         ready = isinstance(answer, ControlState) and answer.phase is Phase.READY
@@ -137,4 +148,4 @@ def _substance(answer: Control) -> object:
         stalled = answer.seconds_since_progress >= STALLED_AFTER_SECONDS
         loaded = sum(rank.loaded_bytes for rank in answer.ranks)
         return answer.phase, warm_up(answer), stalled, loaded, probe_is_due(answer), answer.last_error
-    return type(answer)
+    return isinstance(answer, Unreachable) and is_lasting(answer)
