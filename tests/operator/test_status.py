@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpu_engine.contract import Phase
+from hpu_engine.contract import FailureReason, Phase, TerminationMessage
 from hpu_operator.api.crd import structural_schema
 from hpu_operator.api.inference import Status
 from hpu_operator.api.reasons import CATALOGUE, Reason, is_failure
@@ -101,7 +102,31 @@ def test_a_failure_ends_progress_and_speaks_for_the_object() -> None:
     found = status(failing(0, "image-pull"), starting(1))
     assert conditions(found)["Progressing"] == ("False", "ImagePullFailed")
     assert conditions(found)["Ready"] == ("False", "ImagePullFailed")
-    assert message(found, "Ready").endswith("(and 1 more of 2 groups)")
+    assert message(found, "Ready").endswith("; group 1: Loading")
+
+
+def test_a_failure_of_an_old_group_is_named_beside_that_of_the_new_revision() -> None:
+    lost = TerminationMessage(reason=FailureReason.WORKER_LOST, message="gone").encode().decode()
+    ended = dict(recorded("crashloop-backoff").status)
+    container = {**ended["containerStatuses"][0], "lastState": {"terminated": {"exitCode": 5, "message": lost}}}
+    old = group(1, OLD_REVISION, pod(status=ended | {"containerStatuses": [container]}))
+    found = status(failing(0, "image-pull"), old)
+    assert conditions(found)["Ready"] == ("False", "ImagePullFailed")
+    assert message(found, "Ready").endswith("; group 1: WorkerLost")
+
+
+def test_of_many_groups_the_gravest_are_named_and_the_rest_counted() -> None:
+    others = [starting(index) for index in range(1, 30)]
+    found = status(failing(0, "image-pull"), *others, failing(30, "oom-killed"), replicas=31)
+    assert conditions(found)["Ready"] == ("False", "OutOfMemory")
+    tail = "; group 0: ImagePullFailed; group 1: Loading; group 2: Loading; group 3: Loading; and 26 more groups"
+    assert message(found, "Ready").endswith(tail)
+
+
+def test_nobody_is_told_that_requests_are_running_where_that_is_not_known() -> None:
+    leaving = replace(pod(deleting=True), grace_seconds=80)
+    told = message(status(group(0, OLD_REVISION, leaving, leaving=True), replicas=1), "Ready")
+    assert told == "group 0: its old pods are leaving (up to 60 s for running requests)"
 
 
 def test_part_of_the_groups_makes_available_but_not_ready() -> None:

@@ -197,7 +197,8 @@ CATALOGUE: dict[Reason, Entry] = {
         "Groups are being brought to the revision and number the spec asks for.", "Wait; the message says which."
     ),
     Reason.DRAINING: Entry(
-        "Running requests of a group that is being replaced are finishing.", "Wait for at most spec.drainSeconds."
+        "Pods of a group that is being replaced or removed are leaving; requests they still run may finish first.",
+        "Wait for at most spec.drainSeconds and 20 seconds.",
     ),
     Reason.SCALED_TO_ZERO: Entry("spec.replicas is 0: nothing runs.", "Set spec.replicas to 1 or more."),
     Reason.ACCEPTED: Entry("The object is valid and its children are the operator's own.", "Nothing."),

@@ -16,7 +16,7 @@ from hpu_engine.contract import API_PORT
 from hpu_operator.api.inference import Spec
 from hpu_operator.api.reasons import Reason, is_failure, severity
 from hpu_operator.domain import names
-from hpu_operator.domain.diagnosis import Diagnosis, diagnose_group
+from hpu_operator.domain.diagnosis import Diagnosis, diagnose_group, leaving_text
 from hpu_operator.domain.engine_arguments import served_name
 from hpu_operator.domain.observed import Group, Observed
 from hpu_operator.domain.progress import group_warm_up, is_warm
@@ -24,6 +24,9 @@ from hpu_operator.domain.rollout import Slot, slots
 
 Problem = Diagnosis
 """Why children cannot be made: an invalid spec, a name that is taken, a refusal of the API server."""
+
+_NAMED = 4
+"""Groups that a message names beside the one it is about."""
 
 _PROGRESS_FIELDS = ("warmUp",)
 _WARM = Diagnosis(Reason.WARMED_UP, "every group has run all of its shapes")
@@ -129,14 +132,26 @@ def _while_blocked(seen: Situation, held: Sequence[Slot], blocked: Diagnosis) ->
 
 
 def _worst(held: Sequence[Slot], now: datetime) -> Diagnosis | None:
-    """The gravest reason why a group of this revision does not answer, and how many groups have one."""
-    found = [diagnosis for slot in held if (diagnosis := _diagnose_slot(slot, now))]
+    """The gravest reason why a group of this revision does not answer, and in short those of the others."""
+    found = [(slot, diagnosis) for slot in held if (diagnosis := _diagnose_slot(slot, now))]
     if not found:
         return None
-    worst = min(found, key=lambda diagnosis: severity(diagnosis.reason))
-    more = len(found) - 1
-    tail = f" (and {more} more of {len(held)} groups)" if more else ""
-    return Diagnosis(worst.reason, worst.message + tail)
+    told, worst = min(found, key=lambda item: severity(item[1].reason))
+    others = [(slot.index, _short(slot, why, now)) for slot, why in found if slot is not told]
+    return Diagnosis(worst.reason, worst.message + _in_short(others))
+
+
+def _short(slot: Slot, why: Diagnosis, now: datetime) -> Reason:
+    """One word for a slot. The failure of an old group that waits to be replaced is more than that it waits."""
+    old = diagnose_group(slot.replaceable, now) if slot.replaceable is not None else None
+    return old.reason if old and is_failure(old.reason) else why.reason
+
+
+def _in_short(others: Sequence[tuple[int, Reason]]) -> str:
+    gravest = sorted(others, key=lambda item: (severity(item[1]), item[0]))
+    named = [f"; group {index}: {reason.value}" for index, reason in gravest[:_NAMED]]
+    more = len(others) - len(named)
+    return "".join(named) + (f"; and {more} more groups" if more else "")
 
 
 def _diagnose_slot(slot: Slot, now: datetime) -> Diagnosis | None:
@@ -147,7 +162,8 @@ def _diagnose_slot(slot: Slot, now: datetime) -> Diagnosis | None:
         old = diagnose_group(slot.replaceable, now)
         return Diagnosis(Reason.ROLLING_OUT, text + (f"; {old.message}" if old else ""))
     if slot.others:
-        return Diagnosis(Reason.DRAINING, f"group {slot.index}: running requests of its old pods are finishing")
+        pods = [pod for group in slot.others for pod in group.pods]
+        return Diagnosis(Reason.DRAINING, f"group {slot.index}: {leaving_text(pods)}")
     return Diagnosis(Reason.ROLLING_OUT, f"group {slot.index} is being created")
 
 
