@@ -99,12 +99,13 @@ class Operator:
         queue = Queue(self._metrics, time.monotonic)
         cache = Cache()
         watch = RankWatch(ranks, self._metrics, time.monotonic, queue.add)
+        announcer = Announcer(client)
         reconciler = Reconciler(
             cache=cache,
-            children=Children(client, cache),
+            children=Children(client, cache, announcer),
             observer=Observer(client, cache, watch, self._url_of, time.monotonic),
             status=StatusWriter(client, cache, time.monotonic),
-            announcer=Announcer(client),
+            announcer=announcer,
             default_image=settings.engine_image_cpu,
             now=lambda: datetime.now(UTC),
         )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from hpu_operator.api.reasons import Reason
 from hpu_operator.domain import desired
-from hpu_operator.kube.kinds import SERVICE, WATCHED, Kind
+from hpu_operator.kube.kinds import EVENT, SERVICE, WATCHED, Kind
 from hpu_operator.kube.port import Listed, Live
 from hpu_operator.metrics import Metrics
+from hpu_operator.runtime.announcer import Announcer
 from hpu_operator.runtime.cache import Cache
 from hpu_operator.runtime.children import Blocked, Children
 from hpu_operator.runtime.intake import FIRST_SWEEP_SECONDS, Intake
+from hpu_operator.runtime.key import Key
 from hpu_operator.runtime.queue import Queue
 from tests.operator.objects import OWNER
 
@@ -28,6 +32,7 @@ class Server:
         self.live = live
         self.written: list[Mapping[str, Any]] = []
         self.lists = 0
+        self.events: list[tuple[str, str, str]] = []
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Live | None:
         return self.live
@@ -40,6 +45,14 @@ class Server:
         self.written.append(manifest)
         self.live = live(manifest, version=101)
         return self.live
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        self.live = None
+
+    async def create(self, kind: Kind, namespace: str, body: Mapping[str, Any]) -> Live:
+        assert kind is EVENT
+        self.events.append((body["type"], body["reason"], body["message"]))
+        return dict(body)
 
 
 def live(manifest: Mapping[str, Any], *, version: int = 5, **metadata: Any) -> Live:
@@ -55,7 +68,66 @@ def children(server: Server, cached: Live | None) -> Children:
     cache = Cache()
     if cached is not None:
         cache.put(SERVICE, cached)
-    return Children(server, cache)  # type: ignore[arg-type]
+    return Children(server, cache, Announcer(server))  # type: ignore[arg-type]
+
+
+def told(logs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{entry['event']}: {entry['kind']} {entry['child']}" for entry in logs]
+
+
+async def test_what_is_new_is_logged_and_is_no_event() -> None:
+    server = Server()
+    with capture_logs() as logs:
+        await children(server, None).ensure(OWNER, SERVICE, WANTED)
+    assert told(logs) == ["child created: Service team/smol"]
+    assert server.events == []
+
+
+async def test_a_child_that_was_changed_is_logged_as_repaired() -> None:
+    changed = {**live(WANTED), "spec": {**WANTED["spec"], "type": "NodePort"}}
+    server = Server()
+    with capture_logs() as logs:
+        await children(server, changed).ensure(OWNER, SERVICE, WANTED)
+    assert told(logs) == ["child repaired: Service team/smol"]
+    assert server.events == []
+
+
+def holding(server: Server) -> tuple[Children, Cache]:
+    """Children that have seen the object's Service."""
+    cache = Cache()
+    cache.put(SERVICE, live(WANTED, uid="u1"))
+    held = Children(server, cache, Announcer(server))  # type: ignore[arg-type]
+    held.see(OWNER)
+    return held, cache
+
+
+async def test_a_child_that_somebody_deleted_is_made_again_and_people_are_told() -> None:
+    server = Server()
+    held, cache = holding(server)
+    cache.remove(SERVICE, live(WANTED, version=6))
+    with capture_logs() as logs:
+        await held.ensure(OWNER, SERVICE, WANTED)
+    assert told(logs) == ["child made again: Service team/smol"]
+    assert server.events == [("Normal", "Repaired", "Service smol was gone and is made again")]
+
+
+@pytest.mark.parametrize("how", ["deleted on purpose", "object gone", "another object"])
+async def test_what_is_made_for_another_reason_is_no_repair(how: str) -> None:
+    server = Server()
+    held, cache = holding(server)
+    owner = OWNER
+    if how == "deleted on purpose":
+        with capture_logs() as logs:
+            await held.delete(OWNER, SERVICE, "smol", "u1")
+        assert told(logs) == ["child deleted: Service team/smol"]
+        held.see(OWNER)  # the deletion has not been seen yet
+    elif how == "object gone":
+        held.forget(Key("team", "smol"))
+    else:
+        owner = replace(OWNER, uid="uid-2")
+    cache.remove(SERVICE, live(WANTED, version=6))
+    await held.ensure(owner, SERVICE, desired.service(owner))
+    assert server.events == []
 
 
 async def test_what_is_as_wanted_is_not_written() -> None:

@@ -1,4 +1,4 @@
-"""Kubernetes events for people: one when an object becomes ready or stops being so, one when it fails in a new way."""
+"""Kubernetes events for people: an object becomes ready or stops being so, fails in a new way, or gets back a child."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import structlog
 
 from hpu_operator.api.reasons import Reason, is_failure
 from hpu_operator.domain.names import MANAGER
+from hpu_operator.domain.owner import Owner
 from hpu_operator.domain.status import timestamp
-from hpu_operator.kube.kinds import EVENT
+from hpu_operator.kube.kinds import EVENT, INFERENCE, Kind
 from hpu_operator.kube.port import KubeApi, KubeError, Live
+
+REPAIRED = "Repaired"
 
 _log = structlog.get_logger(__name__)
 
@@ -30,22 +33,30 @@ class Announcer:
         if not _worth_telling(old, new):
             return
         metadata = before["metadata"]
+        about = Owner(metadata["namespace"], metadata["name"], metadata["uid"])
+        kind = "Warning" if is_failure(Reason(new["reason"])) else "Normal"
+        await self._write(about, kind, new["reason"], new["message"], metadata.get("resourceVersion"))
+
+    async def repaired(self, about: Owner, kind: Kind, name: str) -> None:
+        """A child that somebody else deleted was made again."""
+        await self._write(about, "Normal", REPAIRED, f"{kind.kind} {name} was gone and is made again")
+
+    async def _write(self, about: Owner, kind: str, reason: str, message: str, version: str | None = None) -> None:
         now = timestamp(datetime.now(UTC))
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{metadata['name']}.{uuid4().hex[:16]}", "namespace": metadata["namespace"]},
+            "metadata": {"name": f"{about.name}.{uuid4().hex[:16]}", "namespace": about.namespace},
             "involvedObject": {
-                "apiVersion": before.get("apiVersion"),
-                "kind": before.get("kind"),
-                "name": metadata["name"],
-                "namespace": metadata["namespace"],
-                "uid": metadata["uid"],
-                "resourceVersion": metadata.get("resourceVersion"),
+                **INFERENCE.type_meta,
+                "name": about.name,
+                "namespace": about.namespace,
+                "uid": about.uid,
+                **({"resourceVersion": version} if version else {}),
             },
-            "type": "Warning" if is_failure(Reason(new["reason"])) else "Normal",
-            "reason": new["reason"],
-            "message": new["message"][:1024],
+            "type": kind,
+            "reason": reason,
+            "message": message[:1024],
             "source": {"component": MANAGER},
             "reportingComponent": MANAGER,
             "reportingInstance": MANAGER,
@@ -54,9 +65,9 @@ class Announcer:
             "count": 1,
         }
         try:
-            await self._api.create(EVENT, metadata["namespace"], body)
+            await self._api.create(EVENT, about.namespace, body)
         except KubeError as error:
-            _log.warning("event not written", object=f"{metadata['namespace']}/{metadata['name']}", error=str(error))
+            _log.warning("event not written", object=f"{about.namespace}/{about.name}", error=str(error))
 
 
 def _ready(status: Mapping[str, Any]) -> Mapping[str, Any]:

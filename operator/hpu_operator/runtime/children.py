@@ -13,9 +13,13 @@ from hpu_operator.api.reasons import Reason
 from hpu_operator.domain.compare import Manifest, needs_apply
 from hpu_operator.domain.diagnosis import Diagnosis
 from hpu_operator.domain.owner import Owner, Ownership, ownership
-from hpu_operator.kube.kinds import Kind
+from hpu_operator.kube.kinds import RECORD, SERVICE, STATEFUL_SET, Kind
 from hpu_operator.kube.port import KubeApi, Live, NotFound, Refused
+from hpu_operator.runtime.announcer import Announcer
 from hpu_operator.runtime.cache import Cache
+from hpu_operator.runtime.journal import tell_child
+from hpu_operator.runtime.key import Key
+from hpu_operator.runtime.remembered import Remembered
 
 
 class Blocked(Exception):
@@ -31,22 +35,47 @@ class NamespaceLeaving(Exception):
 
 
 class Children:
-    """Writes through `api` and puts every answer into `cache`."""
+    """Writes through `api` and puts every answer into `cache`. People are told of what is made again."""
 
-    def __init__(self, api: KubeApi, cache: Cache) -> None:
+    def __init__(self, api: KubeApi, cache: Cache, announcer: Announcer) -> None:
         self._api = api
         self._cache = cache
+        self._announcer = announcer
+        self._remembered = Remembered()
+
+    def see(self, owner: Owner) -> None:
+        """Remember what `owner` has now, to know later what was lost."""
+        key = Key(owner.namespace, owner.name)
+        for kind in (SERVICE, RECORD, STATEFUL_SET):
+            live = self._cache.children(kind, key)
+            self._remembered.see(owner, kind, [item for item in live if ownership(owner, item) is Ownership.OURS])
+
+    def forget(self, key: Key) -> None:
+        """The object is gone."""
+        self._remembered.forget(key)
 
     async def ensure(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
         """Make `manifest` so. Raises `Blocked`, `NamespaceLeaving` or `Unavailable`."""
         live = await self._find(owner, kind, manifest)
-        if needs_apply(manifest, live):
+        if live is None:
+            await self._make(owner, kind, manifest)
+        elif needs_apply(manifest, live):
             await self._apply(kind, manifest)
+            tell_child("repaired", kind, owner.namespace, manifest["metadata"]["name"])
 
     async def exists(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
         """The same for a child that never changes once it exists."""
         if await self._find(owner, kind, manifest) is None:
-            await self._apply(kind, manifest)
+            await self._make(owner, kind, manifest)
+
+    async def _make(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
+        name = manifest["metadata"]["name"]
+        again = self._remembered.had(owner, kind, name)
+        await self._apply(kind, manifest)
+        self._remembered.made(owner, kind, name)
+        tell_child("made again" if again else "created", kind, owner.namespace, name)
+        if again:
+            await self._announcer.repaired(owner, kind, name)
 
     async def _find(self, owner: Owner, kind: Kind, manifest: Manifest) -> Live | None:
         """Our child of that name, or None where the name is free. Raises `Blocked` where something else has it.
@@ -66,8 +95,10 @@ class Children:
         """Force the few fields of `manifest` on an object that has other owners, such as a pod."""
         await self._apply(kind, manifest)
 
-    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
-        await self._api.delete(kind, namespace, name, uid)
+    async def delete(self, owner: Owner, kind: Kind, name: str, uid: str) -> None:
+        await self._api.delete(kind, owner.namespace, name, uid)
+        self._remembered.deleted(owner, kind, name, uid)
+        tell_child("deleted", kind, owner.namespace, name)
 
     async def _apply(self, kind: Kind, manifest: Mapping[str, Any]) -> None:
         try:

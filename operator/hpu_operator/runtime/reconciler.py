@@ -100,6 +100,7 @@ class Reconciler:
             # The garbage collector does the rest; anything made now would be made for nothing.
             self._status.forget(key)
             self._observer.forget(key)
+            self._children.forget(key)
             return None
         try:
             plan = _plan(parent)
@@ -114,6 +115,7 @@ class Reconciler:
     async def _act(self, parent: Live, plan: Plan) -> float | None:
         problem: Diagnosis | None = None
         record: Record | None = None
+        self._children.see(plan.owner)
         observed = await self._observer.explain(plan.owner, self._observer.snapshot(plan.owner), self._now())
         try:
             records = await self._repair_records(plan.owner)
@@ -188,7 +190,7 @@ class Reconciler:
             case ReturnToService(_, pods):
                 await self._mark(owner, pods, in_service=True)
             case DeleteGroup(_, name, uid):
-                await self._children.delete(STATEFUL_SET, owner.namespace, name, uid)
+                await self._children.delete(owner, STATEFUL_SET, name, uid)
 
     async def _mark(self, owner: Owner, pods: Iterable[Pod], *, in_service: bool) -> None:
         left_at = None if in_service else timestamp(self._now())
@@ -209,7 +211,7 @@ class Reconciler:
         in_use = {plan.revision, *(group.id.revision for group in observed.groups)}
         for record in expired((record for record, _ in own.values()), in_use):
             metadata = own[record.revision][1]["metadata"]
-            await self._children.delete(RECORD, plan.owner.namespace, metadata["name"], metadata["uid"])
+            await self._children.delete(plan.owner, RECORD, metadata["name"], metadata["uid"])
 
     async def _report(
         self, parent: Live, plan: Plan, record: Record | None, observed: Observed, problem: Diagnosis | None

@@ -10,6 +10,7 @@ from hpu_operator.domain.status import only_progress
 from hpu_operator.kube.kinds import INFERENCE
 from hpu_operator.kube.port import KubeApi, Live, NotFound
 from hpu_operator.runtime.cache import Cache
+from hpu_operator.runtime.journal import tell_conditions
 from hpu_operator.runtime.key import Key
 
 PROGRESS_SECONDS = 10.0
@@ -49,4 +50,5 @@ class StatusWriter:
         except NotFound:
             return None
         self._written_at[key] = self._clock()
+        tell_conditions(key, live, status)
         return None
