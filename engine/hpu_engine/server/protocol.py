@@ -13,6 +13,7 @@ import pydantic_core
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hpu_engine.server.errors import ApiError, bad_request
+from hpu_engine.server.wording import words_for
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
@@ -89,7 +90,11 @@ class _Generation(BaseModel):
     @field_validator("stop", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list):
+            raise ValueError("has to be a string or a list of strings")
+        return value
 
     @field_validator("stop")
     @classmethod
@@ -143,7 +148,7 @@ class ChatMessage(BaseModel):
         if isinstance(value, str):
             return ({"type": "text", "text": value},)
         if not isinstance(value, list):
-            raise ValueError("content has to be a string or a list of text parts")
+            raise ValueError("has to be a string or a list of text parts")
         return value
 
     def for_template(self) -> dict[str, Any]:
@@ -208,10 +213,10 @@ def _same(value: object, neutral: object) -> bool:
 
 
 def _first_problem(error: ValidationError) -> ApiError:
-    problem = error.errors(include_url=False, include_context=False)[0]
+    problem = error.errors(include_url=False)[0]
     param = _path(problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    return bad_request(param or "body", f"{param}: {message[:1].lower()}{message[1:]}")
+    message = words_for(param, problem["type"], problem["msg"], problem.get("ctx", {}))
+    return bad_request(param or "body", f"{param}: {message}")
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
