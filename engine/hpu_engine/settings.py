@@ -6,7 +6,8 @@ the file is an error that names it. Sizes are tokens unless the name says otherw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,7 +62,9 @@ class ServeSettings(BaseSettings):
     kv_cache_memory: int | None = Field(
         None, ge=1, description="Bytes for the KV cache. Default: the device's (cpu: 512 MiB)."
     )
-    num_kv_blocks: int | None = Field(None, ge=1, description="KV blocks; overrides --kv-cache-memory.")
+    num_kv_blocks: int | None = Field(
+        None, ge=1, description="KV blocks; overrides --kv-cache-memory. Default: as many as it holds."
+    )
     max_open_requests: int = Field(
         2048, ge=1, description="Sequences running or waiting; more are turned away with 429."
     )
@@ -71,7 +74,7 @@ class ServeSettings(BaseSettings):
     drain_seconds: float = Field(
         30.0, ge=0, le=86400, description="After the lame duck: how long running requests may take to finish."
     )
-    termination_log: Path | None = Field(None, description="File for the reason of a failure, as JSON.")
+    termination_log: Path | None = Field(None, description="File for the reason of a failure, as JSON. Default: none.")
     tensor_parallel_size: ParallelSize = Field(1, description="Workers that share one copy of the model.")
     data_parallel_size: ParallelSize = Field(1, description="Ranks with a scheduler and a KV cache of their own.")
     expert_parallel_size: ParallelSize = Field(1, description="Workers that share the experts.")
@@ -143,6 +146,23 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> ServeSe
         return Sources(**{name: value for name, value in flags.items() if value is not None})
     except ValidationError as error:
         raise SettingsError("\n".join(_line(problem, flags, from_file, file) for problem in error.errors())) from None
+
+
+def unknown_variables(environment: Iterable[str]) -> list[str]:
+    """A sentence for every variable that looks like a setting and is none.
+
+    No refusal: a cluster adds variables to a pod by itself, for a Service that happens to be called `hpu-engine`.
+    """
+    known = [f"{ENV_PREFIX}{field.upper()}" for field in ServeSettings.model_fields]
+    sentences = []
+    for name in sorted(environment):
+        if not name.upper().startswith(ENV_PREFIX) or name.upper() in known:
+            continue
+        wanted = {full.removeprefix(ENV_PREFIX): full for full in known}
+        near = get_close_matches(name.upper().removeprefix(ENV_PREFIX), wanted, n=1)
+        hint = f"; did you mean {wanted[near[0]]}?" if near else ""
+        sentences.append(f"{name[:200]} is no setting of this engine and is ignored{hint}")
+    return sentences
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[Path, RunningServer
     flags: dict[str, Any] = {
         "dtype": "float32",
         "max_model_len": 1024,
-        "num_kv_blocks": 32,
+        "block_size": 32,
+        "num_kv_blocks": 128,
         "max_num_batched_tokens": 96,
     }
     with RunningServer(directory, **flags) as server:

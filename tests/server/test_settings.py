@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from hpu_engine.contract import FailureReason, TerminationMessage
-from hpu_engine.settings import ServeSettings, SettingsError, load_settings
+from hpu_engine.contract import ExitCode, FailureReason, TerminationMessage
+from hpu_engine.settings import ServeSettings, SettingsError, load_settings, unknown_variables
 
 FLAGS = [
     *("--model", "--device", "--host", "--port", "--control-port", "--served-model-name", "--dtype", "--max-model-len"),
@@ -83,15 +84,64 @@ def test_workers_get_the_settings_that_concern_them() -> None:
     assert (sent.model, sent.kv_cache_memory_bytes, sent.num_kv_blocks, sent.dtype) == ("/m", 1000, 7, "float32")
 
 
-def run_command(*words: str) -> subprocess.CompletedProcess[str]:
+def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hpu_engine.cli", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env={"COLUMNS": "200", "PATH": ""})
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env={"COLUMNS": "200", "PATH": "", **environment}
+    )
 
 
 def test_help_lists_every_setting() -> None:
     shown = run_command("serve", "--help").stdout
     for flag in [*FLAGS, *("--" + name.replace("_", "-") for name in ServeSettings.model_fields)]:
         assert f"{flag} " in shown, flag
+
+
+def test_help_shows_what_holds_where_a_flag_is_not_given() -> None:
+    shown = re.sub(r"[\s│]+", " ", run_command("serve", "--help").stdout)
+    assert shown.count("Default: ") == len(ServeSettings.model_fields) - 1, "--model has none"
+    for default in ("64", "128", "8000", "0.0.0.0", "30", "off", "auto", "the device's", "what the model allows"):
+        assert f"Default: {default}." in shown, default
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["100"], "--max-num-batched-tokens=100: below --block-size 128; nearest valid: 128"),
+        (["64", "--block-size", "32", "--max-num-seqs", "80"], "below --max-num-seqs 80"),
+        (["200"], "not a multiple of --block-size 128"),
+        (["512", "--max-num-seqs", "1", "--max-model-len", "256"], "--max-num-seqs x --max-model-len = 256"),
+    ],
+)
+def test_a_budget_that_planning_refuses_is_refused_at_the_start(tmp_path: Path, flags: list[str], told: str) -> None:
+    log = tmp_path / "log"
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"termination-log: {log}\nmodel: {tmp_path / 'nothing'}\n")
+    ended = run_command("serve", "--config", str(file), "--max-num-batched-tokens", *flags)
+    assert ended.returncode == ExitCode.USAGE
+    assert told in ended.stderr
+    message = TerminationMessage.parse(log.read_text())
+    assert message is not None
+    assert (message.reason, told in message.message) == (FailureReason.USAGE, True)
+
+
+def test_a_budget_that_planning_takes_gets_past_the_check(tmp_path: Path) -> None:
+    flags = ["--max-num-batched-tokens", "96", "--block-size", "32", "--port", "0", "--control-port", "0"]
+    ended = run_command("serve", "--model", str(tmp_path / "nothing"), *flags)
+    assert (ended.returncode, "no such directory" in ended.stderr) == (ExitCode.MODEL, True)
+
+
+def test_a_variable_that_is_no_setting_is_warned_of_and_no_refusal(tmp_path: Path) -> None:
+    known = {"HPU_ENGINE_PORT": "1", "hpu_engine_max_num_seqs": "1", "PATH": ""}
+    assert unknown_variables(known) == []
+    (typo, link) = unknown_variables({**known, "HPU_ENGINE_SERVICE_HOST": "10.0.0.1", "HPU_ENGINE_MAX_NUM_SEQ": "3"})
+    assert typo == (
+        "HPU_ENGINE_MAX_NUM_SEQ is no setting of this engine and is ignored; did you mean HPU_ENGINE_MAX_NUM_SEQS?"
+    )
+    assert link == "HPU_ENGINE_SERVICE_HOST is no setting of this engine and is ignored"
+    flags = ["--model", str(tmp_path / "nothing"), "--port", "0", "--control-port", "0"]
+    ended = run_command("serve", *flags, HPU_ENGINE_MAX_NUM_SEQ="3", HPU_ENGINE_PORT="tcp://10.0.0.1:8000")
+    assert (ended.returncode, typo in ended.stderr) == (ExitCode.MODEL, True)
 
 
 def test_a_usage_error_exits_2_in_words_with_a_termination_message(tmp_path: Path) -> None:
@@ -109,6 +159,7 @@ def test_a_usage_error_exits_2_in_words_with_a_termination_message(tmp_path: Pat
     ("break_it", "reason", "what"),
     [
         ("no directory", FailureReason.MODEL_NOT_FOUND, "no such directory"),
+        ("a file", FailureReason.MODEL_NOT_FOUND, "is a file; the directory"),
         ("no config", FailureReason.MODEL_NOT_FOUND, "config.json"),
         ("bad config", FailureReason.MODEL_BROKEN, "not JSON"),
         ("architecture", FailureReason.MODEL_UNSUPPORTED, "GPT2LMHeadModel"),
@@ -131,6 +182,8 @@ def test_what_the_server_reads_of_a_checkpoint_is_checked_and_named(
     match break_it:
         case "no directory":
             model = tmp_path / "elsewhere"
+        case "a file":
+            model = model / "config.json"
         case "no config":
             (model / "config.json").unlink()
         case "bad config":

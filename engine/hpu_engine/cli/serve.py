@@ -26,8 +26,11 @@ def _flag(name: str) -> inspect.Parameter:
     None stands for "not given", so that the environment and the file have their turn.
     """
     field = ServeSettings.model_fields[name]
+    text = field.description or ""
+    if not field.is_required() and field.default is not None:
+        text += f" Default: {_as_written(field.default)}."
     if field.annotation is bool:
-        switch = typer.Option(f"{flag_of(name)}/--no-{flag_of(name)[2:]}", help=field.description, show_default=False)
+        switch = typer.Option(f"{flag_of(name)}/--no-{flag_of(name)[2:]}", help=text, show_default=False)
         return inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[bool | None, switch]
         )
@@ -36,13 +39,17 @@ def _flag(name: str) -> inspect.Parameter:
     else:
         kinds = [kind for kind in get_args(field.annotation) or (field.annotation,) if kind is not NoneType]
         metavar = _METAVARS[kinds[0]]
-    text = field.description or ""
-    if not field.is_required() and field.default is not None:
-        text += f" [default: {field.default}]"
     option = typer.Option(flag_of(name), help=text, metavar=metavar, show_default=False)
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, option]
     )
+
+
+def _as_written(value: object) -> str:
+    """A default as the flag's value: 30 and not 30.0, on and not True."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _with_flags_of_the_settings(function: Callable[..., None]) -> Callable[..., None]:
@@ -69,12 +76,37 @@ def serve(config: Path | None = None, **flags: Any) -> None:
         settings = load_settings(flags, config)
     except SettingsError as error:
         sys.exit(_refuse(str(error), flags.get("termination_log")))
+    if objection := _objection_to_the_budget(settings):
+        sys.exit(_refuse(objection, settings.termination_log))
     from hpu_engine.server.run import run
 
     sys.exit(run(settings))
 
 
-def _refuse(message: str, termination_log: str | None) -> int:
+def _objection_to_the_budget(settings: ServeSettings) -> str | None:
+    """What planning would say of a budget that was asked for, in this command's flags.
+
+    The model is not read yet: where its length is not given either, it is taken as endless, which objects to less.
+    """
+    if settings.max_num_batched_tokens is None:
+        return None
+    from hpu_engine.planning.budget import BUDGET, MODEL_LENGTH, SEQUENCES, budget_violations
+    from hpu_engine.planning.shapes import StepLimits
+
+    limits = StepLimits(
+        max_model_len=settings.max_model_len or sys.maxsize,
+        max_num_seqs=settings.max_num_seqs,
+        max_batched_tokens=settings.max_num_batched_tokens,
+        block_size=settings.block_size,
+    )
+    text = "; ".join(map(str, budget_violations(limits)))
+    names = {BUDGET: "max_num_batched_tokens", SEQUENCES: "max_num_seqs", MODEL_LENGTH: "max_model_len"}
+    for planned, field in names.items():
+        text = text.replace(planned, flag_of(field))
+    return text.replace("the block size", flag_of("block_size")) or None
+
+
+def _refuse(message: str, termination_log: str | Path | None) -> int:
     """Settings that are wrong leave the same evidence as any other failure."""
     from hpu_engine.server.termination import write_termination_log
 

@@ -29,6 +29,11 @@ def limit_violations(model: ModelDescription, limits: StepLimits) -> tuple[Viola
     return tuple(_limits(model, limits))
 
 
+def budget_violations(limits: StepLimits) -> tuple[Violation, ...]:
+    """Rules of the budget against the other settings alone; every size of `limits` is positive."""
+    return tuple(_budget(limits))
+
+
 def memory_violations(limits: StepLimits, memory: MemoryPlan) -> tuple[Violation, ...]:
     """Rules that the settings break on this card."""
     return tuple(_memory(limits, memory))
@@ -48,6 +53,10 @@ def _limits(model: ModelDescription, limits: StepLimits) -> Iterator[Violation]:
             yield Violation(field, "range", value, f"must lie between 1 and {most}", (min(max(value, 1), most),))
     if outside:
         return
+    yield from _budget(limits)
+
+
+def _budget(limits: StepLimits) -> Iterator[Violation]:
     budget, size = limits.max_batched_tokens, limits.block_size
     least = max(size, limits.max_num_seqs)
     most = limits.max_num_seqs * limits.max_model_len

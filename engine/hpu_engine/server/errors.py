@@ -47,6 +47,19 @@ def bad_request(param: str, message: str, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
+BODY_ENCODINGS = ("identity", "gzip", "deflate")
+
+
+def damaged_body(encoding: str) -> ApiError:
+    """For a body whose `Content-Encoding` is not done here, or that is not what its encoding or its chunks say."""
+    known = ", ".join(BODY_ENCODINGS)
+    if encoding not in BODY_ENCODINGS:
+        return bad_request("body", f"Content-Encoding `{encoding}` is not understood; this server reads {known}")
+    if encoding == "identity":
+        return bad_request("body", "the body is damaged or ends too early")
+    return bad_request("body", f"the body is damaged: it is not the `{encoding}` that its Content-Encoding says")
+
+
 def unknown_model(name: str, served: str) -> ApiError:
     shown = name if len(name) <= 100 else name[:99] + "…"
     return ApiError(

@@ -20,7 +20,8 @@ _REASONS = {
 def load_model(directory: Path) -> LoadedModel:
     """Raises `Failed` (exit code 3) that names the file and what is wrong with it."""
     if not directory.is_dir():
-        message = f"--model {directory}: no such directory; a Hugging Face checkpoint is needed"
+        what = "is a file" if directory.is_file() else "no such directory"
+        message = f"--model {directory}: {what}; the directory of a Hugging Face checkpoint is needed"
         raise Failed(TerminationMessage(reason=FailureReason.MODEL_NOT_FOUND, message=message, path=str(directory)))
     try:
         description = read_model_description(directory)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import sys
 import time
 from collections.abc import Coroutine
@@ -21,13 +22,14 @@ from hpu_engine.contract import EXIT_CODES, ExitCode, FailureReason, Phase, Term
 from hpu_engine.server.control import build_control
 from hpu_engine.server.errors import ApiError
 from hpu_engine.server.lifecycle import Shutdown, drain
+from hpu_engine.server.listener import Runner
 from hpu_engine.server.metrics import Metrics
 from hpu_engine.server.pod import Pod
 from hpu_engine.server.rank import Rank
 from hpu_engine.server.supervisor import WORKER_COMMAND, Worker
 from hpu_engine.server.terminal import configure_logging, show_progress
 from hpu_engine.server.termination import Failed, in_words, write_termination_log
-from hpu_engine.settings import ServeSettings, flag_of
+from hpu_engine.settings import ServeSettings, flag_of, unknown_variables
 
 log = structlog.get_logger()
 
@@ -41,6 +43,8 @@ ABORTED_EXIT_CODE = 143
 def run(settings: ServeSettings, worker_command: tuple[str, ...] = WORKER_COMMAND) -> int:
     """Serve until told to stop. Returns the exit code; a failure is on stderr and in the termination log by then."""
     configure_logging()
+    for sentence in unknown_variables(os.environ):
+        log.warning(sentence)
     try:
         return asyncio.run(_serve(settings, worker_command))
     except Failed as failed:
@@ -186,7 +190,7 @@ def _internal(error: Exception) -> TerminationMessage:
 async def _listen(closing: AsyncExitStack, app: web.Application, settings: ServeSettings, field: str) -> str:
     """Serve `app` on the port in the setting `field`; returns the address. Raises `Failed` that names flag and port."""
     port: int = getattr(settings, field)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=2.0)
+    runner = Runner(app)
     await runner.setup()
     closing.push_async_callback(runner.cleanup)
     site = web.TCPSite(runner, settings.host, port)

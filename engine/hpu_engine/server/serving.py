@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from hpu_engine.core.messages import Loaded
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.planning.model import ModelDescription
 from hpu_engine.server.engine import Engine, Job
-from hpu_engine.server.errors import ApiError, bad_request, not_serving, unknown_model
+from hpu_engine.server.errors import BODY_ENCODINGS, ApiError, bad_request, damaged_body, not_serving, unknown_model
 from hpu_engine.server.pod import Pod
 from hpu_engine.server.protocol import ChatCompletionRequest, CompletionRequest
 from hpu_engine.server.tokenizer import Tokenizer
@@ -64,12 +65,17 @@ SERVING: web.AppKey[Serving] = web.AppKey("serving", Serving)
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Bounded in size and time. Raises `ApiError`."""
+    """Bounded in size and time; decompressed. Raises `ApiError`, also for every fault in how the body is coded."""
+    encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in BODY_ENCODINGS:
+        raise damaged_body(encoding[:100])
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except web.HTTPRequestEntityTooLarge:
         raise bad_request("body", f"the body is larger than {BODY_LIMIT_BYTES} bytes") from None
+    except (HttpProcessingError, web.RequestPayloadError):
+        raise damaged_body(encoding) from None
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s", param="body") from None
 
