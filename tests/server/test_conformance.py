@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
+import http.client
 import json
 import math
 import socket
+import time
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpu_engine.server.errors import ApiError
+from hpu_engine.server.protocol import read_chat, read_completion
 from tests.server.running import RunningServer, get, post
 
 GOOD = {"model": "tiny", "prompt": "abc", "max_tokens": 2}
-CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompt": ""}, "prompt"),
@@ -128,6 +135,43 @@ def test_a_bad_chat_is_refused_by_name(echo: RunningServer, change: dict[str, An
     check_refused(post(f"{echo.url}/v1/chat/completions", {**CHAT, **change}), param)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"messages": []}, "messages: at least one message is needed"),
+        ({"messages": None}, "messages: is missing"),
+        ({"messages": "hi"}, "messages: has to be a list"),
+        ({"messages": [5]}, "messages[0]: has to be an object"),
+        ({"messages": CHAT["messages"] * 4097}, "messages: at most 4096 messages are allowed, not 4097"),
+        ({"stop": 5}, "stop: has to be a string or a list of strings"),
+        ({"seed": "x"}, "seed: has to be a whole number"),
+        ({"seed": 2**63}, "seed: has to be less than 9223372036854775808"),
+        ({"top_p": 0}, "top_p: has to be greater than 0"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_refusal_speaks_of_json_and_not_of_a_validator(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ApiError) as raised:
+        read_chat({**CHAT, **change})
+    assert raised.value.message == words
+
+
+@pytest.mark.parametrize("change", [change for change, _ in [*REFUSED, *REFUSED_CHATS]], ids=lambda v: str(v)[:40])
+def test_no_refusal_leaks_the_validators_words(change: dict[str, Any]) -> None:
+    said = refusal_of(read_completion, {**GOOD, **change}) + refusal_of(read_chat, {**CHAT, **change})
+    for jargon in ("tuple", "dictionary", "instance of", "nput should", "validation", "parse", "ield required"):
+        assert jargon not in said
+
+
+def refusal_of(read: Callable[[dict[str, Any]], object], body: dict[str, Any]) -> str:
+    """Empty where nothing is refused."""
+    try:
+        read(body)
+    except ApiError as error:
+        return error.message
+    return ""
+
+
 def check_refused(answer: tuple[int, Any], param: str) -> None:
     status, body = answer
     error = body["error"]
@@ -202,19 +246,85 @@ def test_a_huge_body_is_refused_and_the_next_request_answers(echo: RunningServer
     assert post(f"{echo.url}/v1/completions", GOOD)[0] == 200
 
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+BODY = json.dumps(GOOD).encode()
+
+
+def encoded(name: bytes, body: bytes) -> bytes:
+    return HEAD + b"Content-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (name, len(body)) + body
+
+
+def exchange(port: int, *pieces: bytes) -> tuple[int, bytes, bytes]:
+    """Status, head and body of the answer to bytes that are sent as they are, each piece apart."""
+    with socket.create_connection(("127.0.0.1", port), 10) as raw:
+        for piece in pieces:
+            raw.sendall(piece)
+            time.sleep(0.05 * (len(pieces) > 1))
+        answer = http.client.HTTPResponse(raw)
+        raw.settimeout(30)
+        answer.begin()
+        return answer.status, str(answer.headers).encode(), answer.read()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "what"),
+    [
+        ((encoded(b"gzip", b"xx"),), "gzip"),
+        ((encoded(b"deflate", b"xx"),), "deflate"),
+        ((encoded(b"deflate", zlib.compress(BODY)[:-6]),), "deflate"),
+        ((encoded(b"gzip", gzip.compress(BODY)[:-8] + b"12345678"),), "gzip"),
+        ((encoded(b"gzip", gzip.compress(BODY)[:12]),), "not JSON"),
+        ((encoded(b"br", b"xx"),), "`br` is not understood"),
+        ((encoded(b"zstd", b"xx"),), "`zstd` is not understood"),
+        ((encoded(b"rot13", BODY),), "`rot13` is not understood"),
+        ((encoded(b"gzip, gzip", BODY),), "`gzip, gzip` is not understood"),
+        ((HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\nabc\r\n"), "damaged"),
+        ((HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"3\r\nabc", b"defg\r\n0\r\n\r\n"), "damaged"),
+    ],
+    ids=lambda value: str(value)[-50:],
+)
+def test_a_body_that_cannot_be_decoded_is_refused(echo: RunningServer, pieces: tuple[bytes, ...], what: str) -> None:
+    before = echo.log
+    status, head, raw = exchange(echo.port, *pieces)
+    error = json.loads(raw)["error"]
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", "body"), raw
+    assert what in error["message"]
+    assert "aiohttp" not in (head + raw).decode()
+    assert "Traceback" not in echo.log[len(before) :]
+
+
+def test_a_compressed_body_is_read(echo: RunningServer) -> None:
+    for name, body in ((b"gzip", gzip.compress(BODY)), (b"deflate", zlib.compress(BODY)), (b"identity", BODY)):
+        status, head, _ = exchange(echo.port, encoded(name, body))
+        assert (status, b"Server:" in head) == (200, False)
+
+
 @pytest.mark.parametrize(
     "noise",
     [
         b"\x00\x01\x02\r\n\r\n",
+        b"\x16\x03\x01\x02\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        HEAD + b"Authorization: secret" + b"x" * 20_000 + b"\r\n\r\n",
+        HEAD + b"".join(b"a%d: x\r\n" % i for i in range(1000)) + b"\r\n",
+        HEAD + b"Content-Length: -5\r\n\r\n",
+        HEAD + b"Content-Length: many\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ],
+    ids=lambda value: str(value[:60]),
 )
-def test_noise_on_the_port_stops_nobody(echo: RunningServer, noise: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", echo.port), 10) as raw:
-        raw.sendall(noise)
-        raw.settimeout(10)
-        raw.recv(4096)
+@pytest.mark.parametrize("port", ["port", "control_port"])
+def test_what_is_no_http_gets_an_error_object_and_stops_nobody(echo: RunningServer, noise: bytes, port: str) -> None:
+    before = echo.log
+    status, head, raw = exchange(getattr(echo, port), noise)
+    error = json.loads(raw)["error"]
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    assert 5 < len(error["message"]) < 300
+    assert b"Server:" not in head
+    assert "secret" not in error["message"]
+    assert "Traceback" not in echo.log[len(before) :]
     assert post(f"{echo.url}/v1/completions", GOOD)[0] == 200
 
 

@@ -32,7 +32,6 @@ class Runner(web.AppRunner):
             max_line_size=LINE_LIMIT_BYTES,
             max_field_size=LINE_LIMIT_BYTES,
         )
-
         app.on_response_prepare.append(_without_banner)
 
     async def _make_server(self) -> web.Server:
@@ -52,6 +51,19 @@ class _Server(web.Server):
 
 class _Connection(web.RequestHandler):
     __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        """aiohttp queues an answer to chunks that are none behind the request that waits for them, which would wait on
+        until its time is up. So whoever still reads a body is told.
+        """
+        super().data_received(data)
+        error = getattr(self._messages[-1][0], "exc", None) if self._messages else None
+        if not isinstance(error, HttpProcessingError):
+            return
+        current = [] if self._current_request is None else [self._current_request.content]
+        for body in (*current, *(payload for _, payload in self._messages)):
+            if not body.is_eof() and body.exception() is None:
+                body.set_exception(error)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """A damaged body that was answered already is met again when the rest of it is skipped."""
