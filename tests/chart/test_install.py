@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 from tests.chart.rendering import CHART, Manifest
 from tests.cluster import launcher, state
 from tests.cluster.api import Api, wait_for
+from tests.demo.installation import NAMESPACE, RELEASE, clear_interrupted
 from tests.demo.kube import CommandFailed, Kube
 
 ROOT = Path(__file__).parents[2]
@@ -211,6 +213,34 @@ def test_a_release_of_another_name_is_refused_until_it_is_told_to_take_over(kube
     uninstall(kube, "renamed")
     kube.helm("install", "hpu-operator", str(CHART), "--namespace", OPS, "--take-ownership")
     uninstall(kube)
+
+
+def test_an_installation_that_was_killed_half_way_is_cleared_up_by_the_demo(kube: Kube) -> None:
+    """Nothing becomes ready without a node, so Helm waits until it is killed, and leaves its release pending."""
+    command = [
+        str(kube.helm_binaries / "helm"),
+        "install",
+        RELEASE,
+        str(CHART),
+        "--namespace",
+        NAMESPACE,
+        "--take-ownership",
+        "--wait",
+    ]
+    kube.kubectl("create", "namespace", NAMESPACE)
+    with subprocess.Popen(command, env=kube.environment(), stdout=subprocess.DEVNULL) as process:
+        wait_for(
+            "the Deployment",
+            lambda: kube.get("deployment", RELEASE, namespace=NAMESPACE) is not None,
+            timeout_seconds=60,
+        )
+        process.kill()
+    again = ("upgrade", "--install", RELEASE, str(CHART), "--namespace", NAMESPACE, "--take-ownership")
+    with pytest.raises(CommandFailed, match="another operation"):
+        kube.helm(*again)
+    clear_interrupted(kube)
+    kube.helm(*again)
+    kube.helm("uninstall", RELEASE, "--namespace", NAMESPACE)
 
 
 def test_switching_the_definition_off_leaves_it_where_it_is(installed: Kube) -> None:

@@ -49,11 +49,11 @@ def provide_images(cluster: Cluster, images: dict[str, Image]) -> References:
 
 def model_folder() -> Path:
     """A folder with the model `smollm2` in it, as a volume would have it."""
-    from tests.models.__main__ import (
-        main as write_checkpoint,
-    )  # torch: seconds that nobody should wait for at the start
-
     folder = cache_folder() / "demo" / "models"
+    if (folder / "smollm2").exists():  # written aside and renamed: there is no half of it
+        return folder
+    from tests.models.__main__ import main as write_checkpoint  # torch: seconds that nobody should wait for twice
+
     if write_checkpoint(["smollm2", str(folder / "smollm2")]):
         raise NoModel(f"{folder / 'smollm2'} could not be written: remove it and run this again")
     return folder
