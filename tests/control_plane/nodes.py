@@ -51,7 +51,9 @@ def ended(exit_code: int, message: str = "", reason: str = "Error") -> Status:
 
 def pod_status(*, state: Status, ready: bool, restarts: int = 0, last_end: Status | None = None) -> Status:
     word = "True" if ready else "False"
-    kinds = {"Initialized": "True", "ContainersReady": word, "Ready": word, "PodReadyToStartContainers": "True"}
+    # As recorded from a kubelet: a container that is being created for long has no sandbox, for want of a volume.
+    sandbox = "False" if state.get("waiting", {}).get("reason") == "ContainerCreating" else "True"
+    kinds = {"Initialized": "True", "ContainersReady": word, "Ready": word, "PodReadyToStartContainers": sandbox}
     conditions = [
         {"type": kind, "status": status, "lastTransitionTime": _now(), "lastProbeTime": None}
         for kind, status in kinds.items()
