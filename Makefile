@@ -1,7 +1,7 @@
 # `make test` and `make demo` are all a stranger needs. Caches live in $HPU_CACHE (default ~/.cache/hpu-inference).
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help test demo down clean bench images lock setup machine system-packages
+.PHONY: help test demo down clean bench soak images lock setup machine system-packages
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 HPU_CACHE ?= $(HOME)/.cache/hpu-inference
@@ -17,7 +17,11 @@ help: ## this list
 
 test: machine setup ## everything that CI runs: set-up, then every test tier
 	$(RUN) -m tests.cluster build
+	$(RUN) -m tests.images build --for-nodes
 	$(RUN) -m pytest $(PYTEST_ARGS)
+
+soak: machine setup ## five steady minutes without a write
+	HPU_STEADY_SECONDS=300 $(RUN) -m pytest -s --timeout 900 tests/control_plane/test_steady.py
 
 demo: machine setup ## a cluster, the operator, a model, an answer
 	$(RUN) -m tests.demo

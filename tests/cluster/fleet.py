@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from tests.cluster import cgroups, network, nodes, processes
 from tests.cluster.api import wait_for
-from tests.cluster.errors import NotRunning
+from tests.cluster.errors import ComponentFailed, NotRunning
 from tests.cluster.handle import ControlPlane
 from tests.cluster.node import Node, import_image, join, open_node, wait_until_runtime_serves
 from tests.cluster.processes import MARK
@@ -75,6 +76,17 @@ class Fleet(ControlPlane):
         self.supervisor.restart(self.node(node).component(component))
         wait_until_runtime_serves(self.node(node))
         self.wait_until_ready(node)
+        wait_for(f"the pods of {node} in its kubelet", lambda: self._kubelet_knows_its_pods(node), timeout_seconds=60)
+
+    def _kubelet_knows_its_pods(self, node: str) -> bool:
+        """A node stays Ready over a kubelet's restart, while `exec` and `logs` find no pod for some seconds more."""
+        try:
+            known = json.loads(self.kubectl("get", "--raw", f"/api/v1/nodes/{node}/proxy/pods"))["items"]
+        except ComponentFailed:
+            return False
+        selector = f"spec.nodeName={node}"
+        bound = json.loads(self.kubectl("get", "pods", "-A", "--field-selector", selector, "-o", "json"))["items"]
+        return {item["metadata"]["uid"] for item in bound} <= {item["metadata"]["uid"] for item in known or []}
 
     def restart_kubelet(self, node: str) -> None:
         """kill -9 of a kubelet and a new one; returns when the node is Ready. Its containers run on."""

@@ -7,6 +7,7 @@ import sys
 
 from tests.images.build import LOCAL_TARGETS, LOCKS, Bases, build
 from tests.images.errors import ImageError
+from tests.images.nodes import prepare
 from tests.images.registry import push
 
 
@@ -17,6 +18,7 @@ def main(arguments: list[str]) -> int:
     builder.add_argument("targets", nargs="*", default=LOCAL_TARGETS, metavar="TARGET", help=", ".join(LOCKS))
     builder.add_argument("--gaudi-base", default="", help="Intel's Gaudi PyTorch image, the base of engine-gaudi")
     builder.add_argument("--python-base", default="", help="a Python image in place of our own base")
+    builder.add_argument("--for-nodes", action="store_true", help="also unpack them for the nodes of local clusters")
     pusher = commands.add_parser("push", help="push what was built last")
     pusher.add_argument("registry", metavar="HOST[:PORT][/PATH]")
     pusher.add_argument("targets", nargs="*", metavar="TARGET", help="all that were built, if not given")
@@ -25,6 +27,9 @@ def main(arguments: list[str]) -> int:
         if options.command == "push":
             for pushed in push(options.registry, options.targets):
                 print(f"{pushed.target} {pushed.reference}@{pushed.digest}")
+            return 0
+        if options.for_nodes:
+            prepare()
             return 0
         bases = Bases(python=options.python_base, gaudi=options.gaudi_base)
         for image in build(options.targets, bases=bases).values():
