@@ -31,7 +31,7 @@ PACKAGES = (
 )
 GO = (1, 26)
 DISK_BYTES = 40 * 1024**3
-"""Measured for a cold `make test`: builds, environments, images, two nodes' copies of them."""
+"""An estimate, not measured in one cold run: builds, environments, models, images and two nodes' copies of them."""
 
 
 @dataclass(frozen=True)
