@@ -241,6 +241,8 @@ def test_an_installation_that_was_killed_half_way_is_cleared_up_by_the_demo(kube
     clear_interrupted(kube)
     kube.helm(*again)
     kube.helm("uninstall", RELEASE, "--namespace", NAMESPACE)
+    # The definition stays, marked as that release's; the other tests' release would be refused.
+    kube.kubectl("delete", "crd", CRD)
 
 
 def test_switching_the_definition_off_leaves_it_where_it_is(installed: Kube) -> None:

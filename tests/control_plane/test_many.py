@@ -91,6 +91,7 @@ async def test_names_of_every_length_work_from_object_to_pod(
         assert pod["metadata"]["labels"][names.NAME_LABEL] in {"n" * length for length in lengths}
 
 
+@pytest.mark.timeout(180)
 async def test_a_namespace_that_is_deleted_takes_everything_along(
     admin: Admin,
     namespace: str,
@@ -102,7 +103,8 @@ async def test_a_namespace_that_is_deleted_takes_everything_along(
     _, task = await operator.start(namespaces=())
     other = f"{namespace}-x"
     await asyncio.to_thread(control_plane.create_namespace, other)
-    await admin.create(INFERENCE, other, inference())
+    # Kubernetes looks at a namespace that ends again after half of the longest grace period among its pods.
+    await admin.create(INFERENCE, other, inference(drainSeconds=0))
 
     async def made() -> bool:
         return len(await admin.list(STATEFUL_SET, other)) == 1
@@ -117,7 +119,7 @@ async def test_a_namespace_that_is_deleted_takes_everything_along(
             if item["metadata"]["name"] == other
         ]
 
-    await eventually("the namespace gone", gone, seconds=60)
+    await eventually("the namespace gone", gone, seconds=90)
     assert not task.done()
 
 
