@@ -1,4 +1,4 @@
-"""From the rows of a step to index tensors: the only place that knows slot arithmetic.
+"""From the rows of a step to index tensors of its own shapes: the only place that knows slot arithmetic.
 
 Rows are laid out flat, rows with several new tokens (`chunks`) first, rows with one new token (`singles`) behind them.
 `context_len`, the number of tokens already in the cache, is used alike for slot, rotary position and mask. A slot is
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hpu_engine.core.buckets import SCORED_AT_ONCE, split_rows
 from hpu_engine.core.kv_blocks import SCRATCH_BLOCK
 from hpu_engine.core.scheduler import Row, Step
 
@@ -53,44 +54,71 @@ class Batch:
     def num_singles(self) -> int:
         return self.single_lens.shape[0]
 
+    @property
+    def score_pieces(self) -> tuple[Tensor, ...]:
+        """`score_rows`, so many at a time as logits are wanted of."""
+        return torch.split(self.score_rows, SCORED_AT_ONCE) if self.score_rows.shape[0] else ()
 
-def build_batch(step: Step, block_size: int) -> Batch:
-    """The batch of a step; an empty step gives an empty, legal batch."""
-    ordered = sorted(range(len(step.rows)), key=lambda index: step.rows[index].new_len == 1)
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A step laid out flat, as numbers. `output_rows` and `score_rows` are as in `Batch`."""
+
+    chunks: list[Row]
+    singles: list[Row]
+    token_ids: list[int]
+    positions: list[int]
+    slots: list[int]
+    output_rows: list[int]
+    score_rows: list[int]
+
+
+def layout(step: Step, block_size: int) -> Layout:
+    """Where each token of a step lies, and what it reads and writes."""
+    chunks, singles = split_rows(step)
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    chunks: list[Chunk] = []
-    singles: list[Row] = []
     first_token: dict[int, int] = {}
-    for index in ordered:
-        row = step.rows[index]
+    for row in (*chunks, *singles):
         start, end = row.context_len, row.context_len + row.new_len
-        blocks = row.request.blocks
-        if row.new_len == 1:
-            singles.append(row)
-        else:
-            used = torch.tensor(blocks[: -(-end // block_size)])
-            chunks.append(Chunk(len(token_ids), row.new_len, row.context_len, used))
-        first_token[index] = len(token_ids)
+        first_token[id(row)] = len(token_ids)
         token_ids.extend(row.request.tokens[start:end])
         positions.extend(range(start, end))
-        slots.extend(_slots(blocks, start, end, block_size))
+        slots.extend(_slots(row.request.blocks, start, end, block_size))
+    return Layout(
+        chunks=chunks,
+        singles=singles,
+        token_ids=token_ids,
+        positions=positions,
+        slots=slots,
+        output_rows=[first_token[id(row)] + row.new_len - 1 for row in step.rows if row.emits],
+        score_rows=[
+            first_token[id(row)] + row.score_from - row.context_len + number
+            for row in step.rows
+            for number in range(row.scores)
+        ],
+    )
+
+
+def build_batch(step: Step, block_size: int) -> Batch:
+    """The batch of a step; an empty step gives an empty, legal batch."""
+    flat = layout(step, block_size)
+    chunks: list[Chunk] = []
+    start = 0
+    for row in flat.chunks:
+        used = torch.tensor(row.request.blocks[: -(-(row.context_len + row.new_len) // block_size)])
+        chunks.append(Chunk(start, row.new_len, row.context_len, used))
+        start += row.new_len
     return Batch(
-        token_ids=_index(token_ids),
-        positions=_index(positions),
-        slots=_index(slots),
+        token_ids=_index(flat.token_ids),
+        positions=_index(flat.positions),
+        slots=_index(flat.slots),
         chunks=tuple(chunks),
-        single_blocks=_padded_tables(singles, block_size),
-        single_lens=_index([row.context_len + 1 for row in singles]),
-        output_rows=_index([first_token[index] + row.new_len - 1 for index, row in enumerate(step.rows) if row.emits]),
-        score_rows=_index(
-            [
-                first_token[index] + row.score_from - row.context_len + number
-                for index, row in enumerate(step.rows)
-                for number in range(row.scores)
-            ]
-        ),
+        single_blocks=_padded_tables(flat.singles, block_size),
+        single_lens=_index([row.context_len + 1 for row in flat.singles]),
+        output_rows=_index(flat.output_rows),
+        score_rows=_index(flat.score_rows),
     )
 
 

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from hpu_engine.core.messages import TokenLogprobs
 from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.model.logit_adjustments import adjust_logits, changes_logits
+from hpu_engine.model.logit_adjustments import adjust_logits
 
-GREEDY_BELOW = 1e-5
-"""A temperature below this is greedy: dividing by it would overflow."""
 HEADS = (256, 4096)
 """How many of the largest logits are sorted for a nucleus, one try after the other; a flatter row is sorted whole."""
 
@@ -43,7 +41,7 @@ class Draw:
 
     @property
     def greedy(self) -> bool:
-        return self.params.temperature < GREEDY_BELOW or self.params.top_k == 1
+        return self.params.is_greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled | SamplingFail
     # Log-probabilities are the model's own: of the logits before any adjustment.
     own = logits
     finite = torch.isfinite(logits.amax(dim=-1)).tolist()
-    if any(changes_logits(draw.params) for draw in draws):
+    if any(draw.params.changes_logits for draw in draws):
         logits = logits.clone()
         for row, draw in zip(logits, draws, strict=True):
             adjust_logits(row, draw.params, draw.tokens, draw.prompt_len)

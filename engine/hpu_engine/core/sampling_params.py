@@ -11,6 +11,11 @@ import math
 import msgspec
 
 MOST_LOGPROBS = 20
+LEAST_REPETITION_PENALTY = 0.001
+MOST_REPETITION_PENALTY = 1000.0
+"""Beyond these a logit times or over the penalty could overflow."""
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy: dividing by it would overflow."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +47,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     """Requests share cached prefixes only with requests of the same salt."""
 
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are adjusted before a token is chosen."""
+        return bool(
+            self.logit_bias
+            or self.min_tokens
+            or self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+        )
+
 
 class InvalidParameter(ValueError):
     """A sampling parameter out of its range; `param` is its name."""
@@ -59,7 +79,10 @@ def check_sampling_params(params: SamplingParams, *, vocab: int) -> None:
         "top_p": (0.0 < params.top_p <= 1.0, "above 0 and at most 1"),
         "top_k": (params.top_k >= 0, "at least 0"),
         "min_p": (0.0 <= params.min_p <= 1.0, "a number between 0 and 1"),
-        "repetition_penalty": (0.0 < params.repetition_penalty < math.inf, "a finite number above 0"),
+        "repetition_penalty": (
+            LEAST_REPETITION_PENALTY <= params.repetition_penalty <= MOST_REPETITION_PENALTY,
+            f"a number between {LEAST_REPETITION_PENALTY} and {MOST_REPETITION_PENALTY:g}",
+        ),
         "presence_penalty": (abs(params.presence_penalty) <= 2.0, "a number between -2 and 2"),
         "frequency_penalty": (abs(params.frequency_penalty) <= 2.0, "a number between -2 and 2"),
         "logit_bias": (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hpu_engine.device.base import Device, ExpertKernel, Linear, UnsupportedOnDevice, WarmUpShape
 from hpu_engine.device.exact_rows import RowClass, exact_linear, find_group_rows, find_row_class
-from hpu_engine.device.expert_kernels import sorted_kernel
+from hpu_engine.device.expert_kernels import sorted_kernel, static_kernel
 
 _LinearKey = tuple[torch.dtype, int, int]
 """Type, rows and columns of a weight: linears of one key get one kernel."""
@@ -30,8 +30,10 @@ class CpuDevice(Device):
     name = "cpu"
     default_max_batched_tokens = 256
 
-    def __init__(self, *, exact: bool = False) -> None:
+    def __init__(self, *, exact: bool = False, static_shapes: bool = False) -> None:
+        """`static_shapes`: nothing of a step may branch on its data, as on a device that compiles graphs."""
         self._exact = exact
+        self._static_shapes = static_shapes
         self._packed_is_faster: dict[_LinearKey, bool] = {}
         self._row_classes: dict[_LinearKey, RowClass] = {}
 
@@ -68,7 +70,7 @@ class CpuDevice(Device):
         return find_group_rows(group, chunk_rows, head_dim, block_size, dtype)
 
     def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:
-        return sorted_kernel(experts)
+        return static_kernel(experts) if self._static_shapes else sorted_kernel(experts)
 
     def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:
         """A whole budget of prompt, prompt and decoding mixed, and decoding alone at a few widths."""

@@ -31,14 +31,3 @@ def adjust_logits(logits: Tensor, params: SamplingParams, tokens: Sequence[int],
         counts = Counter(tokens[prompt_len:])
         times = torch.tensor(list(counts.values()), dtype=logits.dtype)
         logits[torch.tensor(list(counts))] -= params.presence_penalty + params.frequency_penalty * times
-
-
-def changes_logits(params: SamplingParams) -> bool:
-    """Whether `adjust_logits` may do anything for these parameters."""
-    return bool(
-        params.logit_bias
-        or params.min_tokens
-        or params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
-    )

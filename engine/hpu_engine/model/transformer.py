@@ -8,19 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.core.batch import Batch
+from hpu_engine.core.padded_batch import PaddedBatch
 from hpu_engine.device.base import Linear
 from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAttention
 from hpu_engine.model.kv_cache import LayerCache
+from hpu_engine.model.padded_attention import PaddedAttentionStep
 from hpu_engine.model.rotary import RotaryTable
 from hpu_engine.planning.model import ModelDescription
 
-Mlp = Callable[[Tensor], Tensor]
+
+class Mlp(Protocol):
+    def __call__(self, x: Tensor, is_real: Tensor | None = None) -> Tensor:
+        """[tokens, hidden] to the same; what comes of rows where `is_real` [tokens] is False does not matter, but they
+        must meet no expert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +37,7 @@ class DenseMlp:
     gate_up: Linear
     down: Linear
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, is_real: Tensor | None = None) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate).mul_(up))
 
@@ -52,7 +59,7 @@ class Layer:
 class _StepInputs:
     """What every layer of one step shares."""
 
-    attention: AttentionStep
+    attention: AttentionStep | PaddedAttentionStep
     cos: Tensor
     sin: Tensor
 
@@ -71,16 +78,22 @@ class Transformer:
     rotary: RotaryTable
     exact: ExactAttention | None = None
 
-    def hidden(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
+    def hidden(self, batch: Batch | PaddedBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Runs the layers, writing the batch's keys and values; [tokens, hidden] before the final norm."""
         x = self.embedding(batch.token_ids)
         cos, sin = self.rotary.at(batch.positions)
-        attention = AttentionStep(self.attention_shape, batch, caches[0], self.dtype, self.exact)
-        step = _StepInputs(attention, cos, sin)
+        is_real = batch.is_real if isinstance(batch, PaddedBatch) else None
+        step = _StepInputs(self.attention(batch, caches[0]), cos, sin)
         for layer, cache in zip(self.layers, caches, strict=True):
             x = x + self._attention(layer, cache, x, step)
-            x = x + layer.mlp(self._norm(x, layer.mlp_norm))
+            x = x + layer.mlp(self._norm(x, layer.mlp_norm), is_real)
         return x
+
+    def attention(self, batch: Batch | PaddedBatch, cache: LayerCache) -> AttentionStep | PaddedAttentionStep:
+        """The attention of one step, for each layer in turn; `cache` is of any layer."""
+        if isinstance(batch, PaddedBatch):
+            return PaddedAttentionStep(self.attention_shape, batch, cache, self.dtype, self.exact)
+        return AttentionStep(self.attention_shape, batch, cache, self.dtype, self.exact)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] of `hidden` to [rows, vocab] float32."""

@@ -15,6 +15,20 @@ from hpu_engine.planning.shapes import RECIPES_PER_SHAPE, Kind, Size, StepLimits
 from hpu_engine.planning.step_cost import StepCost
 
 
+def shape_in_words(kind: Kind, size: Size) -> str:
+    """The name of a shape in plans, progress and evidence of a death."""
+    first, second = size
+    match kind:
+        case Kind.PREFILL:
+            return f"prefill {first} tokens + {second} blocks"
+        case Kind.DECODE:
+            return f"decode {first} rows, {second} blocks"
+        case Kind.FLAT:
+            return f"flat {first} tokens"
+        case Kind.SAMPLER:
+            return f"sampler {first} rows"
+
+
 class UncoveredShape(LookupError):
     """A shape that no bucket covers: outside the limits the set was made for."""
 
@@ -38,16 +52,7 @@ class Bucket:
         return RECIPES_PER_SHAPE[self.kind]
 
     def __str__(self) -> str:
-        first, second = self.size
-        match self.kind:
-            case Kind.PREFILL:
-                return f"prefill {first} tokens + {second} blocks"
-            case Kind.DECODE:
-                return f"decode {first} rows, {second} blocks"
-            case Kind.FLAT:
-                return f"flat {first} tokens"
-            case Kind.SAMPLER:
-                return f"sampler {first} rows"
+        return shape_in_words(self.kind, self.size)
 
 
 class _Table:
