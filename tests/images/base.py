@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 from tests.images.buildah import Buildah, tail
 from tests.images.errors import MissingProgram, StepFailed
+from tests.images.scratch import scratch
 from tests.images.store import Store, checksum, step
 
 SUITE = "bookworm"
@@ -58,10 +58,10 @@ def ensure(store: Store, buildah: Buildah) -> str:
     archive = store.folder / "base" / f"{_RECIPE[:12]}.tar"
     if not archive.exists():
         _bootstrap(store, archive)
-    with step("base image"), tempfile.TemporaryDirectory(dir=archive.parent) as context:
-        Path(context, "rootfs.tar").hardlink_to(archive)
-        Path(context, "Dockerfile").write_text('FROM scratch\nADD rootfs.tar /\nCMD ["python3"]\n')
-        buildah.run("the base image", "build", "--tag", REFERENCE, context)
+    with step("base image"), scratch(store.scratch) as context:
+        (context.folder / "rootfs.tar").hardlink_to(archive)
+        (context.folder / "Dockerfile").write_text('FROM scratch\nADD rootfs.tar /\nCMD ["python3"]\n')
+        buildah.run("the base image", "build", "--tag", REFERENCE, context.folder)
     return REFERENCE
 
 
@@ -70,11 +70,8 @@ def _bootstrap(store: Store, archive: Path) -> None:
         raise MissingProgram("debootstrap is not installed", "make system-packages (Debian), then try again")
     archive.parent.mkdir(parents=True, exist_ok=True)
     source = mirror()
-    with (
-        step(f"Debian {SUITE} with Python (2 minutes, once)"),
-        tempfile.TemporaryDirectory(dir=archive.parent) as place,
-    ):
-        tree = Path(place, "root")
+    with step(f"Debian {SUITE} with Python (minutes, once)"), scratch(store.scratch) as place:
+        tree = place.folder / "root"
         _run(
             store,
             *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--"),

@@ -8,8 +8,6 @@ buildah's layer cache keeps the first when only the second changed.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from tests.images import base, index
 from tests.images.buildah import Buildah
 from tests.images.errors import UnknownImage
 from tests.images.layout import Layout
+from tests.images.scratch import scratch
 from tests.images.store import Store, checksum, say, step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,14 +139,11 @@ def _is_whole(store: Store, image: Image | None, wanted_tag: str) -> bool:
 
 
 def _build(buildah: Buildah, root: Path, target: str, reference: str, arguments: dict[str, str]) -> None:
-    private = Path(tempfile.mkdtemp(dir=buildah.store.folder))
-    try:
+    with scratch(buildah.store.scratch) as private:
         buildah.run(
             f"image {target}",
             *("build", "--layers", "--pull=false", "--network", "host"),
             *(part for name, value in arguments.items() if value for part in ("--build-arg", f"{name}={value}")),
-            *index.secrets(private),
+            *index.secrets(private.folder / "secrets"),
             *("--file", root / "Dockerfile", "--target", target, "--tag", reference, root),
         )
-    finally:
-        shutil.rmtree(private)

@@ -6,18 +6,30 @@ when it is killed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.images.errors import MissingProgram, StepFailed
+from tests.images.scratch import scratch
 from tests.images.store import Store
 
 ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
 # What buildah remembers about layers has a fixed place; without it every push would compress all layers again.
 _OWN_MEMORY = 'mkdir -p "$0" /var/lib/containers && mount --bind "$0" /var/lib/containers && exec "$@"'
+
+
+@dataclass(frozen=True)
+class Room:
+    """A call's own temporary files: how to call buildah with them, and `hold`, which the child must be given."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    hold: int
 
 
 @dataclass(frozen=True)
@@ -36,21 +48,21 @@ class Buildah:
             raise MissingProgram("building images needs root: it makes mounts", "run it as root")
         return cls(store, Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv"))
 
-    def temporary(self) -> Path:
-        """A fresh folder for one call: buildah counts mounts in it, and a killed call's went with its namespace."""
-        folder = self.store.folder / "tmp"
-        shutil.rmtree(folder, ignore_errors=True)
-        # The place where buildah 1.28 looks for a cache mount with the id `uv`.
-        lent = folder / f"buildah-cache-{os.getuid()}" / "uv"
-        lent.parent.mkdir(parents=True)
-        self.uv_cache.mkdir(parents=True, exist_ok=True)
-        lent.symlink_to(self.uv_cache)
-        return folder
-
-    def command(self) -> tuple[str | Path, ...]:
-        """buildah with the options that make the storage ours."""
-        run_root = self.store.folder / "tmp" / "run"
-        return ("buildah", "--root", self.store.storage, "--runroot", run_root, "--storage-driver", "overlay")
+    @contextlib.contextmanager
+    def room(self) -> Iterator[Room]:
+        """What one call has for itself: buildah counts mounts there, and they go with the call's mount namespace."""
+        with scratch(self.store.scratch) as own:
+            # The place where buildah 1.28 looks for a cache mount with the id `uv`.
+            lent = own.folder / f"buildah-cache-{os.getuid()}" / "uv"
+            lent.parent.mkdir()
+            self.uv_cache.mkdir(parents=True, exist_ok=True)
+            lent.symlink_to(self.uv_cache)
+            options = ("--root", self.store.storage, "--runroot", own.folder / "run", "--storage-driver", "overlay")
+            yield Room(
+                command=("buildah", *map(str, options)),
+                environment={"TMPDIR": str(own.folder), "BUILDAH_ISOLATION": "chroot"},
+                hold=own.hold,
+            )
 
     def has(self, reference: str) -> bool:
         """Whether an image of this name is in the storage."""
@@ -58,15 +70,15 @@ class Buildah:
 
     def run(self, what: str, *arguments: str | Path, cwd: Path | None = None) -> str:
         """Standard output; the rest goes to the store's log. Raises StepFailed with the last lines."""
-        environment = os.environ | {"TMPDIR": str(self.temporary()), "BUILDAH_ISOLATION": "chroot"}
         memory = self.store.folder / "memory"
-        with self.store.log.open("a") as log:
+        with self.room() as room, self.store.log.open("a") as log:
             log.write(f"\n$ buildah {' '.join(map(str, arguments))}\n")
             log.flush()
             done = subprocess.run(
-                [str(part) for part in (*ISOLATED, "sh", "-c", _OWN_MEMORY, memory, *self.command(), *arguments)],
+                [str(part) for part in (*ISOLATED, "sh", "-c", _OWN_MEMORY, memory, *room.command, *arguments)],
                 cwd=cwd,
-                env=environment,
+                env=os.environ | room.environment,
+                pass_fds=(room.hold,),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

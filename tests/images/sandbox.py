@@ -45,24 +45,25 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """The finished command. `environment` is all that it gets; `read_only` are folders of the host -> path inside."""
     binds = " ".join(f"{host}={inside.lstrip('/')}" for host, inside in (read_only or {}).items())
-    return subprocess.run(
-        [
-            *("unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "--"),
-            *("sh", "-c", _SCRIPT, "sandbox"),
-            *(f"{name}={value}" for name, value in environment.items()),
-            *command,
-        ],
-        env={
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "TMPDIR": str(buildah.temporary()),
-            "BUILDAH_ISOLATION": "chroot",
-            "BUILDAH": shlex.join(str(part) for part in buildah.command()),
-            "IMAGE": image,
-            "BINDS": binds,
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_seconds,
-        check=False,
-    )
+    with buildah.room() as room:
+        return subprocess.run(
+            [
+                *("unshare", "--mount", "--pid", "--net", "--fork", "--kill-child", "--mount-proc", "--"),
+                *("sh", "-c", _SCRIPT, "sandbox"),
+                *(f"{name}={value}" for name, value in environment.items()),
+                *command,
+            ],
+            env={
+                "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+                **room.environment,
+                "BUILDAH": shlex.join(room.command),
+                "IMAGE": image,
+                "BINDS": binds,
+            },
+            pass_fds=(room.hold,),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_seconds,
+            check=False,
+        )
