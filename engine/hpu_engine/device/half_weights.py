@@ -1,0 +1,42 @@
+"""A linear whose weights are kept in float16 and computed in float32: half the bytes of a product that waits for them.
+
+For processors that multiply no bfloat16. FBGEMM widens float16 weights inside the product (F16C), activations and sums
+stay float32. Weights of a bfloat16 checkpoint lose nothing above 2^-17 on the way (eight digits fit in float16's
+eleven, and its subnormals reach down to 2^-24); a weight that would lose more than `MOST_LOST` keeps float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hpu_engine.device.base import Linear
+
+MOST_LOST = 2.0**-25
+"""Half a step of float16's subnormals: what a bfloat16 weight below 2^-17 may be off by."""
+
+_ROWS_AT_ONCE = 1024
+"""Rows checked at a time, so that a weight of other digits is known after its first ones, and none is copied whole."""
+
+
+def half_linear(weight: Tensor, bias: Tensor | None) -> Linear | None:
+    """The linear of `weight` [out, in] float32, or None where the weight or the processor does not allow it.
+
+    Its results for a row depend in their last bits on how many rows are multiplied together.
+    """
+    if weight.dtype is not torch.float32 or not fits_half(weight):
+        return None
+    try:
+        packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+    except (RuntimeError, AttributeError):  # a build without FBGEMM, or a processor it does not know
+        return None
+
+    def apply(x: Tensor) -> Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16(x, packed)  # type: ignore[no-any-return]
+
+    return apply
+
+
+def fits_half(weight: Tensor) -> bool:
+    """Whether float16 holds every element of `weight` to within `MOST_LOST`."""
+    return all(bool(((part - part.half()).abs() <= MOST_LOST).all()) for part in torch.split(weight, _ROWS_AT_ONCE))
