@@ -1,4 +1,4 @@
-"""What the API server itself refuses, with messages that name the field and what would be right."""
+"""What the API server itself refuses, with messages that name the field and what would be right: all but the pod."""
 
 from __future__ import annotations
 
@@ -14,19 +14,9 @@ from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
 from tests.control_plane.conftest import inference
 
-GiB = 1 << 30
-
-
-def with_pod(**pod: Any) -> dict[str, Any]:
-    return {"pod": pod}
-
 
 def budget(tokens: int, **engine: Any) -> dict[str, Any]:
     return {"engine": {"chunkedPrefill": {"maxBatchedTokens": tokens}} | engine}
-
-
-def limits(amount: Any) -> dict[str, Any]:
-    return with_pod(resources={"limits": {"memory": amount}})
 
 
 # Name of the object, top-level fields of its spec, and words that the answer must contain.
@@ -50,6 +40,9 @@ INVALID: list[tuple[str, str, dict[str, Any], list[str]]] = [
     ("relative file", "m", {"model": {"uri": "file://x"}}, ["spec.model.uri", "file:///PATH"]),
     ("path that climbs", "m", {"model": {"uri": "pvc://models/../x"}}, ["spec.model.uri", "must not contain .."]),
     ("control character in uri", "m", {"model": {"uri": "file:///a\nb"}}, ["spec.model.uri", "control characters"]),
+    ("claim of two dots", "m", {"model": {"uri": "pvc://a..b/x"}}, ["spec.model.uri", "PersistentVolumeClaim"]),
+    ("long claim", "m", {"model": {"uri": f"pvc://{'a' * 254}/x"}}, ["spec.model.uri", "at most 253 characters"]),
+    ("space after the path", "m", {"model": {"uri": "pvc://models/x "}}, ["spec.model.uri", "end with a space"]),
     ("long uri", "m", {"model": {"uri": "file:///" + "a" * 2000}}, ["spec.model.uri", "1024"]),
     ("empty served name", "m", {"model": {"uri": "file:///m", "servedName": ""}}, ["servedName", "at least 1"]),
     ("served name of spaces", "m", {"model": {"uri": "file:///m", "servedName": " x"}}, ["servedName", "space"]),
@@ -59,6 +52,13 @@ INVALID: list[tuple[str, str, dict[str, Any], list[str]]] = [
         {"model": {"uri": "file:///m", "servedName": "a\tb"}},
         ["servedName", "control"],
     ),
+    (
+        "line break of another script",
+        "m",
+        {"model": {"uri": "file:///m", "servedName": "a\u2028b"}},
+        ["servedName", "line breaks"],
+    ),
+    ("terminal escape", "m", {"model": {"uri": "file:///m", "servedName": "a\u009bb"}}, ["servedName", "control"]),
     ("unknown field", "m", {"modell": {}}, ["modell", "unknown field"]),
     ("unknown nested field", "m", {"engine": {"blocksize": 128}}, ["blocksize", "unknown field"]),
     ("negative replicas", "m", {"replicas": -1}, ["spec.replicas", "greater than or equal to 0"]),
@@ -84,39 +84,6 @@ INVALID: list[tuple[str, str, dict[str, Any], list[str]]] = [
         ["maxBatchedTokens 1024", "maxModelLen x maxNumSeqs", "use at most 256"],
     ),
     ("drain for ever", "m", {"drainSeconds": 100000}, ["spec.drainSeconds", "less than or equal to 3600"]),
-    ("memory lots", "m", limits("lots"), ["spec.pod.resources.limits", "not a quantity", "16Gi"]),
-    ("memory with a space", "m", limits("2 Gi"), ["spec.pod.resources.limits", "not a quantity"]),
-    ("negative memory", "m", limits("-1Gi"), ["spec.pod.resources.limits", "must not be negative"]),
-    (
-        "request above limit",
-        "m",
-        with_pod(resources={"requests": {"cpu": 4}, "limits": {"cpu": "3500m"}}),
-        ["spec.pod.resources", "request is above its limit"],
-    ),
-    ("policy Sometimes", "m", with_pod(imagePullPolicy="Sometimes"), ["imagePullPolicy", '"IfNotPresent"']),
-    ("empty image", "m", with_pod(image=""), ["spec.pod.image", "at least 1"]),
-    ("number as variable", "m", with_pod(env=[{"name": "A", "value": 1}]), ["spec.pod.env[0].value", "string"]),
-    ("variable twice", "m", with_pod(env=[{"name": "A"}, {"name": "A"}]), ["spec.pod.env[1]", "Duplicate value"]),
-    ("variable with =", "m", with_pod(env=[{"name": "A=B"}]), ["spec.pod.env[0].name"]),
-    (
-        "mount without volume",
-        "m",
-        with_pod(volumeMounts=[{"name": "x", "mountPath": "/x"}]),
-        ["volumeMounts", "add it"],
-    ),
-    (
-        "mount over the model",
-        "m",
-        with_pod(volumes=[{"name": "x", "emptyDir": {}}], volumeMounts=[{"name": "x", "mountPath": "/mnt/model/x"}]),
-        ["mountPath", "use another path"],
-    ),
-    ("two sources", "m", with_pod(volumes=[{"name": "x", "emptyDir": {}, "hostPath": {"path": "/"}}]), ["exactly one"]),
-    ("no source", "m", with_pod(volumes=[{"name": "x"}]), ["spec.pod.volumes[0]", "exactly one source"]),
-    ("our volume", "m", with_pod(volumes=[{"name": "hpu-model", "emptyDir": {}}]), ["volumes[0].name", "another name"]),
-    ("our label", "m", with_pod(labels={"serving.hpu.dev/name": "x"}), ["spec.pod.labels", "use another prefix"]),
-    ("label with a space", "m", with_pod(labels={"a": "b c"}), ["spec.pod.labels"]),
-    ("our annotation", "m", with_pod(annotations={"serving.hpu.dev/x": "y"}), ["spec.pod.annotations", "prefix"]),
-    ("unknown source", "m", with_pod(volumes=[{"name": "x", "gitRepo": {}}]), ["gitRepo", "unknown field"]),
 ]
 
 VALID: list[tuple[str, str, dict[str, Any]]] = [
@@ -124,10 +91,6 @@ VALID: list[tuple[str, str, dict[str, Any]]] = [
     ("name of 40 characters", "a" * 40, {}),
     ("name of 52 characters", "b" * 52, {}),
     ("name of 63 characters", "c" * 63, {}),
-    ("memory 2048Mi", "m", limits("2048Mi")),
-    ("memory 2Gi", "m", limits("2Gi")),
-    ("memory 1e3", "m", limits("1e3")),
-    ("memory as a number", "m", limits(GiB)),
     ("served name with / : . _ and capitals", "m", {"model": {"uri": "file:///m", "servedName": "Org/Model:v1.0_a"}}),
     ("served name in another script", "m", {"model": {"uri": "file:///m", "servedName": "模型-Модель"}}),
     ("path in another script", "m", {"model": {"uri": "pvc://my.claim/größe/模型"}}),
@@ -142,10 +105,6 @@ VALID: list[tuple[str, str, dict[str, Any]]] = [
 @pytest.fixture(autouse=True)
 def _installed(crd: None) -> None:
     """Every test here needs the CRD."""
-
-
-def test_there_are_fifty() -> None:
-    assert len(INVALID) >= 50
 
 
 @pytest.mark.parametrize(("name", "spec", "words"), [case[1:] for case in INVALID], ids=[case[0] for case in INVALID])

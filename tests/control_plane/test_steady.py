@@ -278,20 +278,21 @@ async def test_progress_is_written_at_most_every_ten_seconds(
 async def test_a_poisoned_object_does_not_stop_the_others(
     control_plane: ControlPlane, admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
 ) -> None:
-    """A quota that refuses one kind of child, a name that is taken, and good objects among them."""
+    """A child that the API server refuses, a name that is taken, and good objects among them."""
     await operator.start()
     ports = [{"port": 80}]
     taken = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "taken"}, "spec": {"ports": ports}}
     await admin.create(SERVICE, namespace, taken)
-    bad_env = {"env": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}
-    await admin.create(INFERENCE, namespace, inference("refused", pod=bad_env))
+    odd_divisor = {"resourceFieldRef": {"resource": "limits.cpu", "divisor": "7"}}
+    odd_env = {"env": [{"name": "A", "valueFrom": odd_divisor}]}
+    await admin.create(INFERENCE, namespace, inference("refused", pod=odd_env))
     await admin.create(INFERENCE, namespace, inference("taken"))
     for number in range(3):
         await admin.create(INFERENCE, namespace, inference(f"good-{number}"))
     for number in range(3):
         await eventually("good", partial(is_ready, admin, namespace, f"good-{number}"))
     refused = await reason(admin, namespace, "Rejected", "refused")
-    assert "valueFrom" in refused["message"]
+    assert "divisor" in refused["message"]
     assert (await reason(admin, namespace, "NameTaken", "taken"))["status"] == "False"
     assert condition(await admin.get(INFERENCE, namespace, "refused"), "Accepted")["status"] == "False"
     assert len(await admin.list(POD, namespace)) == 3

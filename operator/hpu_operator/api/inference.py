@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from hpu_operator.api.formats import OBJECT_NAME
 from hpu_operator.api.pod import PodSettings
 from hpu_operator.api.schema import LIST_TYPE, MAP_KEYS, ApiModel, rule, rules
 
@@ -33,7 +34,9 @@ OBJECT_RULES = (
     ),
 )
 
-_PVC = "self.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/.*)?$')"
+_PVC = f"self.matches('^pvc://{OBJECT_NAME[1:-1]}(/.*)?$')"
+_CLAIM_BOUNDED = "!self.startsWith('pvc://') || self.substring(6).split('/', 2)[0].size() <= 253"
+_NO_CONTROL = "!self.matches('[\\\\p{Cc}\\\\p{Zl}\\\\p{Zp}]')"
 _FILE = "self.matches('^file:///.+$')"
 
 
@@ -57,14 +60,16 @@ class Model(ApiModel):
                 "!self.matches('(^|/)[.][.](/|$)')",
                 "model.uri must not contain .. as a path element: write the path out",
             ),
-            rule("!self.matches('[[:cntrl:]]')", "model.uri must not contain control characters: remove them"),
+            rule(_NO_CONTROL, "model.uri must not contain control characters or line breaks: remove them"),
+            rule("self == self.trim()", "model.uri must not begin or end with a space: remove it"),
+            rule(_CLAIM_BOUNDED, "the name of the claim in model.uri has at most 253 characters: use a shorter name"),
         ),
     )
     served_name: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         default=None,
         description="Name in /v1/models and in requests. Absent: the name of this object.",
         json_schema_extra=rules(
-            rule("!self.matches('[[:cntrl:]]')", "servedName must not contain control characters: remove them"),
+            rule(_NO_CONTROL, "servedName must not contain control characters or line breaks: remove them"),
             rule("self == self.trim()", "servedName must not begin or end with a space: remove it"),
         ),
     )

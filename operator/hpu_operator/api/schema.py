@@ -63,17 +63,25 @@ _NOT_NEGATIVE = rule(
     "!isQuantity(string(self)) || quantity(string(self)).compareTo(quantity('0')) >= 0",
     "a quantity must not be negative: use 0 or more",
 )
+_NOT_ENDLESS = rule(
+    "!isQuantity(string(self)) || quantity(string(self)).compareTo(quantity('1E')) <= 0",
+    "a quantity is at most 1E: use less",
+)
+"""Beyond 9E the API server neither computes with an amount nor spells it in one way."""
 
 Quantity = Annotated[
     str,
     BeforeValidator(_text),
-    Field(max_length=32, json_schema_extra={INT_OR_STRING: True, RULES: [_IS_QUANTITY, _NOT_NEGATIVE]}),
+    Field(max_length=32, json_schema_extra={INT_OR_STRING: True, RULES: [_IS_QUANTITY, _NOT_NEGATIVE, _NOT_ENDLESS]}),
 ]
 """An amount of a resource, in the API server's own notation. Written as a number or a string, read as a string."""
 
 
-Name = Annotated[str, Field(min_length=1, max_length=253)]
-LabelValue = Annotated[str, Field(max_length=63, pattern=r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$")]
 Text = Annotated[str, Field(max_length=1024)]
-LongText = Annotated[str, Field(max_length=32768)]
-FilePath = Annotated[str, Field(min_length=1, max_length=1024)]
+LongText = Annotated[
+    str,
+    Field(
+        max_length=32768,
+        json_schema_extra=rules(rule("!self.contains('\\u0000')", "must not contain the character NUL: remove it")),
+    ),
+]

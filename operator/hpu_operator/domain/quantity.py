@@ -11,6 +11,7 @@ from decimal import ROUND_UP, Decimal, localcontext
 
 _SYNTAX = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d+)|(Ki|Mi|Gi|Ti|Pi|Ei)|(n|u|m|k|M|G|T|P|E)|)$")
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+NANO, MILLI = Decimal("1e-9"), Decimal("1e-3")
 _BINARY = {"": 0, "Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 
 
@@ -35,12 +36,15 @@ def parse(text: str) -> Decimal:
         return value.scaleb(int(exponent[1:]) if exponent else _DECIMAL[decimal or ""])
 
 
-def canonical(text: str) -> str:
-    """`text` as the API server gives it back: `1024Mi` is `1Gi`, `0.5` is `500m`. Raises `NotAQuantity`."""
+def canonical(text: str, finest: Decimal = NANO) -> str:
+    """`text` as the API server gives it back: `1024Mi` is `1Gi`, `0.5` is `500m`. Raises `NotAQuantity`.
+
+    What is finer than `finest` is rounded up to it: amounts in lists of resources are rounded to a thousandth.
+    """
     value = parse(text)
     with localcontext() as context:
         context.prec = 60
-        value = value.quantize(Decimal("1e-9"), rounding=ROUND_UP)
+        value = value.quantize(finest, rounding=ROUND_UP)
         if value == 0:
             return "0"
         match = _SYNTAX.match(text)

@@ -72,7 +72,7 @@ def canonical_sizes(content: Mapping[str, Any]) -> Manifest:
 def canonical_resources(resources: Mapping[str, Mapping[str, str]]) -> Manifest:
     """Requests and limits with every amount in canonical form. Raises `quantity.NotAQuantity`."""
     return {
-        kind: {name: quantity.canonical(amount) for name, amount in amounts.items()}
+        kind: {name: quantity.canonical(amount, quantity.MILLI) for name, amount in amounts.items()}
         for kind, amounts in resources.items()
     }
 
