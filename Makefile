@@ -18,7 +18,7 @@ help: ## this list
 test: machine setup ## everything that CI runs: set-up, then every test tier
 	$(RUN) -m tests.cluster build
 	$(RUN) -m tests.images build --for-nodes
-	$(RUN) -m pytest $(PYTEST_ARGS)
+	$(RUN) -m pytest -n 2 $(PYTEST_ARGS)
 
 soak: machine setup ## five steady minutes without a write
 	HPU_STEADY_SECONDS=300 $(RUN) -m pytest -s --timeout 900 tests/control_plane/test_steady.py

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.cluster.fixtures", "tests.models.fixtures"]
+pytest_plugins = ["tests.side_by_side", "tests.cluster.fixtures", "tests.models.fixtures"]

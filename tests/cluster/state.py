@@ -144,14 +144,18 @@ def orphans() -> list[str]:
 def locked(name: str, *, wait_seconds: float) -> Iterator[None]:
     """Hold the right to change a cluster; StateConflict when another launcher keeps it longer than `wait_seconds`."""
     path = folder_of(name).with_suffix(".lock")
-    root().mkdir(mode=0o700, parents=True, exist_ok=True)
     deadline = time.monotonic() + wait_seconds
     while True:
-        handle = path.open("a+")
+        root().mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            handle = path.open("a+")
+        except FileNotFoundError:
+            continue  # whoever removed the last other cluster removed the empty root just now
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = path.read_text().strip() or "unknown"
+            handle.seek(0)
+            holder = handle.read().strip() or "unknown"
             handle.close()
             if time.monotonic() > deadline:
                 raise StateConflict(
@@ -161,8 +165,9 @@ def locked(name: str, *, wait_seconds: float) -> Iterator[None]:
             time.sleep(0.1)
             continue
         # The holder before us may have removed the file: only a lock on the file that has the name counts.
-        if path.exists() and os.fstat(handle.fileno()).st_ino == path.stat().st_ino:
-            break
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(handle.fileno()).st_ino == path.stat().st_ino:
+                break
         handle.close()
     try:
         handle.truncate(0)

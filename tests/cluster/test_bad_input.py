@@ -166,9 +166,9 @@ def test_component_that_dies_at_the_start_is_named_with_its_last_words(
     arguments = control_plane.apiserver
     monkeypatch.setattr(control_plane, "apiserver", lambda *given: [*arguments(*given), "--no-such-flag"])
     with pytest.raises(ComponentFailed, match=r"apiserver ended(.|\n)*unknown flag: --no-such-flag"):
-        launcher.up(launcher.Request("t", nodes=0))
+        launcher.up(launcher.Request("flagged", nodes=0))
     assert not clusters.exists()
-    assert "no-such-flag" in (cache_folder() / "logs" / "t" / "apiserver.log").read_text()
+    assert "no-such-flag" in (cache_folder() / "logs" / "flagged" / "apiserver.log").read_text()
 
 
 @needs_root

@@ -67,7 +67,10 @@ class Layout:
 
     def _add_blob(self, content: bytes, media_type: str) -> dict[str, Any]:
         digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        self.blob(digest).write_bytes(content)
+        if not self.blob(digest).exists():
+            partial = self.folder / "blob.partial"
+            partial.write_bytes(content)
+            partial.rename(self.blob(digest))
         return {"mediaType": media_type, "digest": digest, "size": len(content)}
 
     def _known(self) -> dict[str, str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import http.server
 import json
 import re
-import shutil
 import tarfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,17 +20,6 @@ from tests.images.sandbox import run
 from tests.images.store import Store
 
 STAND_IN_TORCH = "__version__ = '2.11.0+stand.in'\n"
-
-
-@pytest.fixture
-def own(store: Store, images: dict[str, Image]) -> Iterator[Store]:
-    """A set of images apart from the one that clusters use, on the same layers."""
-    own = Store(store.folder, "-test")
-    try:
-        yield own
-    finally:
-        shutil.rmtree(own.layout, ignore_errors=True)
-        own.record.unlink(missing_ok=True)
 
 
 def layers(store: Store, image: Image) -> list[str]:

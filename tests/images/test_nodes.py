@@ -92,21 +92,16 @@ def test_both_programs_start_under_the_restricted_policy_on_every_node(
 
 
 def test_a_change_of_code_moves_kilobytes_to_the_nodes(
-    two_node_cluster: Fleet, namespace: str, store: Store, provided: dict[str, Image], checkout: Path, tmp_path: Path
+    two_node_cluster: Fleet, namespace: str, own: Store, provided: dict[str, Image], checkout: Path, tmp_path: Path
 ) -> None:
     with (checkout / "engine/hpu_engine/__init__.py").open("a") as file:
         file.write("# changed\n")
-    own = Store(store.folder, "-test")
-    try:
-        changed = build(["engine-cpu"], root=checkout, store=own)
-        node = two_node_cluster.node("node-0")
-        held = node.room.run([f"{BIN}/ctr", "--namespace", "k8s.io", "content", "ls", "-q"]).split()
-        size = archive.write(tmp_path / "import.tar", Layout(own.layout), list(changed.values()), held=held)
-        assert size < CODE_BYTES
-        nodes.provide(two_node_cluster.cluster, changed, own)
-    finally:
-        shutil.rmtree(own.layout, ignore_errors=True)
-        own.record.unlink(missing_ok=True)
+    changed = build(["engine-cpu"], root=checkout, store=own)
+    node = two_node_cluster.node("node-0")
+    held = node.room.run([f"{BIN}/ctr", "--namespace", "k8s.io", "content", "ls", "-q"]).split()
+    size = archive.write(tmp_path / "import.tar", Layout(own.layout), list(changed.values()), held=held)
+    assert size < CODE_BYTES
+    nodes.provide(two_node_cluster.cluster, changed, own)
     reference = changed["engine-cpu"].reference
     assert reference != provided["engine-cpu"].reference
     assert "hpu-engine" in run(two_node_cluster, namespace, "changed", "node-0", reference, ["--help"])
