@@ -92,6 +92,38 @@ async def test_a_child_that_was_changed_is_logged_as_repaired() -> None:
     assert server.events == []
 
 
+class RewritingServer(Server):
+    """One whose webhook adds to every Service what nobody asked for, in place of what was asked for."""
+
+    async def apply(self, kind: Kind, manifest: Mapping[str, Any]) -> Live:
+        await super().apply(kind, manifest)
+        version = 100 + len(self.written)
+        self.live = live({**manifest, "spec": {**manifest["spec"], "type": "NodePort"}}, version=version, uid="u1")
+        return self.live
+
+
+@pytest.mark.parametrize("cached", [None, {**live(WANTED), "spec": {}}], ids=["new", "changed"])
+async def test_what_the_cluster_rewrites_is_written_once_and_told(cached: Live | None) -> None:
+    server = RewritingServer()
+    held = children(server, cached)
+    with capture_logs() as logs:
+        for _ in range(3):
+            await held.ensure(OWNER, SERVICE, WANTED)
+    assert len(server.written) == 1
+    assert told(logs)[-1] == "child rewritten by the cluster: Service team/smol"
+
+
+async def test_what_somebody_changes_on_top_of_a_rewriting_is_repaired() -> None:
+    server = RewritingServer()
+    cache = Cache()
+    held = Children(server, cache, Announcer(server))  # type: ignore[arg-type]
+    await held.ensure(OWNER, SERVICE, WANTED)
+    assert server.live is not None
+    cache.put(SERVICE, live({**server.live, "spec": {**server.live["spec"], "selector": {}}}, version=200, uid="u1"))
+    await held.ensure(OWNER, SERVICE, WANTED)
+    assert len(server.written) == 2
+
+
 def holding(server: Server) -> tuple[Children, Cache]:
     """Children that have seen the object's Service."""
     cache = Cache()

@@ -20,6 +20,7 @@ from hpu_operator.runtime.cache import Cache
 from hpu_operator.runtime.journal import tell_child
 from hpu_operator.runtime.key import Key
 from hpu_operator.runtime.remembered import Remembered
+from hpu_operator.runtime.settled import Settled
 
 
 class Blocked(Exception):
@@ -42,6 +43,7 @@ class Children:
         self._cache = cache
         self._announcer = announcer
         self._remembered = Remembered()
+        self._settled = Settled()
 
     def see(self, owner: Owner) -> None:
         """Remember what `owner` has now, to know later what was lost."""
@@ -53,15 +55,17 @@ class Children:
     def forget(self, key: Key) -> None:
         """The object is gone."""
         self._remembered.forget(key)
+        self._settled.forget(key)
 
     async def ensure(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
         """Make `manifest` so. Raises `Blocked`, `NamespaceLeaving` or `Unavailable`."""
         live = await self._find(owner, kind, manifest)
         if live is None:
             await self._make(owner, kind, manifest)
-        elif needs_apply(manifest, live):
-            await self._apply(kind, manifest)
+        elif needs_apply(manifest, live) and not self._settled.knows(owner, kind, manifest, live):
+            answer = await self._apply(kind, manifest)
             tell_child("repaired", kind, owner.namespace, manifest["metadata"]["name"])
+            self._look_at(owner, kind, manifest, answer)
 
     async def exists(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
         """The same for a child that never changes once it exists."""
@@ -71,11 +75,18 @@ class Children:
     async def _make(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
         name = manifest["metadata"]["name"]
         again = self._remembered.had(owner, kind, name)
-        await self._apply(kind, manifest)
+        answer = await self._apply(kind, manifest)
         self._remembered.made(owner, kind, name)
         tell_child("made again" if again else "created", kind, owner.namespace, name)
+        self._look_at(owner, kind, manifest, answer)
         if again:
             await self._announcer.repaired(owner, kind, name)
+
+    def _look_at(self, owner: Owner, kind: Kind, manifest: Manifest, answer: Live) -> None:
+        """Remember an answer that is not what was applied, and tell of it: it is the cluster's doing."""
+        if needs_apply(manifest, answer):
+            self._settled.note(owner, kind, manifest, answer)
+            tell_child("rewritten by the cluster", kind, owner.namespace, manifest["metadata"]["name"])
 
     async def _find(self, owner: Owner, kind: Kind, manifest: Manifest) -> Live | None:
         """Our child of that name, or None where the name is free. Raises `Blocked` where something else has it.
@@ -100,7 +111,7 @@ class Children:
         self._remembered.deleted(owner, kind, name, uid)
         tell_child("deleted", kind, owner.namespace, name)
 
-    async def _apply(self, kind: Kind, manifest: Mapping[str, Any]) -> None:
+    async def _apply(self, kind: Kind, manifest: Mapping[str, Any]) -> Live:
         try:
             answer = await self._api.apply(kind, manifest)
         except NotFound as error:
@@ -111,6 +122,7 @@ class Children:
             text = f"{kind.kind} {manifest['metadata']['name']} is refused by the API server: {error.message}"
             raise Blocked(Diagnosis(Reason.REJECTED, text)) from error
         self._cache.put(kind, answer)
+        return answer
 
 
 def _in_the_way(owner: Owner, kind: Kind, live: Live) -> Diagnosis | None:

@@ -32,5 +32,5 @@ def tell_conditions(key: Key, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def tell_child(what: str, kind: Kind, namespace: str, name: str) -> None:
-    """Log that a child was `what`: created, made again, repaired, deleted."""
+    """Log that a child was `what`: created, made again, repaired, rewritten by the cluster, deleted."""
     _log.info(f"child {what}", kind=kind.kind, child=f"{namespace}/{name}")
