@@ -22,3 +22,5 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     expert_parallel_size: int = 1
     exact: bool = False
     """A token's bits do not depend on batch mates, chunks, preemption or cached prefixes (CPU device only)."""
+    force_buckets: bool = False
+    """Steps are padded to the buckets of their plan, as on a device that compiles every shape."""

@@ -6,14 +6,15 @@ the tensor that a termination message carries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from hpu_engine.config import EngineConfig
 from hpu_engine.contract import FailureReason, Phase
+from hpu_engine.core.buckets import ShapeMap
 from hpu_engine.core.kv_blocks import BlockPool
 from hpu_engine.core.loop import StepLoop
 from hpu_engine.core.messages import Loaded, Progress, Submit
@@ -27,6 +28,8 @@ from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.model.transformer import Transformer
 from hpu_engine.model.weights.errors import WeightsError
+from hpu_engine.planning.buckets import BucketSet
+from hpu_engine.planning.cards import CARDS
 from hpu_engine.planning.model import (
     ModelConfigError,
     ModelConfigErrorKind,
@@ -34,14 +37,16 @@ from hpu_engine.planning.model import (
     read_model_description,
 )
 from hpu_engine.planning.parameters import parameter_count
+from hpu_engine.planning.plan import PlanRequest, planned_buckets
+from hpu_engine.planning.shapes import StepLimits
+from hpu_engine.planning.weights_memory import WeightFormat
+from hpu_engine.warm_up import OnProgress, run_buckets, run_shapes
 
 DEFAULT_KV_CACHE_BYTES = 512 * 1024 * 1024
 PROCESS_RESERVE_BYTES = 256 * 1024 * 1024
 """What a step's activations and the allocator take beside weights and KV on the CPU."""
 
 EXACT_CHUNK_TOKENS = 32
-
-OnProgress = Callable[[Progress], None]
 
 _REASONS = {
     ModelConfigErrorKind.NOT_FOUND: FailureReason.MODEL_NOT_FOUND,
@@ -74,19 +79,20 @@ class Rank:
     max_num_seqs: int
 
     def warm_up(self, on_progress: OnProgress) -> None:
-        """Run every shape of the device, largest first, then produce one real token through the whole loop."""
-        shapes = list(
-            self.device.warm_up_shapes(
+        """Run every bucket, or the shapes of the device, largest first; then one real token through the whole loop."""
+        buckets, seen = self.loop.shapes.buckets, self.loop.first_seen
+        if buckets is not None:
+            total = run_buckets(self.runner, buckets, seen, on_progress)
+        else:
+            shapes = self.device.warm_up_shapes(
                 max_batched_tokens=self.loaded.max_batched_tokens,
                 max_num_seqs=self.max_num_seqs,
                 max_len=min(self.loaded.max_model_len, self.loaded.num_kv_blocks * self.loaded.block_size),
             )
-        )
-        for done, shape in enumerate(shapes):
-            on_progress(Progress(phase=Phase.WARMING_UP, done=done, total=len(shapes), current=str(shape)))
-            self.runner.warm_up(shape)
-        on_progress(Progress(phase=Phase.WARMING_UP, done=len(shapes), total=len(shapes), current="first token"))
+            total = run_shapes(self.runner, list(shapes), self.loop.shapes, seen, on_progress)
+        on_progress(Progress(phase=Phase.WARMING_UP, done=total, total=total, current="first token"))
         self._produce_one_token()
+        seen.end_warm_up()
 
     def _produce_one_token(self) -> None:
         refused = self.loop.submit(
@@ -140,7 +146,30 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         dtype=str(dtype).removeprefix("torch."),
         parameters=parameter_count(description),
     )
-    return Rank(StepLoop(scheduler, runner), runner, device, loaded, config.max_num_seqs)
+    buckets = bucket_set(config, description, limits, num_blocks) if config.force_buckets else None
+    loop = StepLoop(scheduler, runner, ShapeMap(config.block_size, buckets))
+    return Rank(loop, runner, device, loaded, config.max_num_seqs)
+
+
+def bucket_set(config: EngineConfig, description: ModelDescription, limits: Limits, num_blocks: int) -> BucketSet:
+    """The buckets that `hpu-engine plan --card cpu` prints for this configuration.
+
+    A rank also runs what a plan refuses, such as a pool below the model length: no row is longer than the pool then.
+    """
+    request = PlanRequest(
+        model=description,
+        card=CARDS["cpu"],
+        weight_format=None if config.dtype == "auto" else cast(WeightFormat, config.dtype),
+        block_size=config.block_size,
+    )
+    step_limits = StepLimits(
+        max_model_len=min(limits.max_model_len, num_blocks * config.block_size),
+        max_num_seqs=limits.max_num_seqs,
+        max_batched_tokens=limits.max_batched_tokens,
+        block_size=config.block_size,
+        kv_blocks=num_blocks,
+    )
+    return planned_buckets(request, step_limits)
 
 
 def _describe(directory: Path) -> ModelDescription:
@@ -160,7 +189,7 @@ def _describe(directory: Path) -> ModelDescription:
 def _open_device(config: EngineConfig) -> Device:
     if config.device != "cpu":
         raise StartUpError(FailureReason.USAGE, f"device {config.device!r} is not supported; supported is cpu")
-    return CpuDevice(exact=config.exact)
+    return CpuDevice(exact=config.exact, static_shapes=config.force_buckets)
 
 
 def _exact_attention(transformer: Transformer, device: Device, config: EngineConfig) -> ExactAttention:

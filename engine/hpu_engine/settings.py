@@ -81,6 +81,9 @@ class ServeSettings(BaseSettings):
     exact: bool = Field(
         False, description="A token's bits do not depend on what else runs, on chunks, or on cached prefixes (cpu)."
     )
+    force_buckets: bool = Field(
+        False, description="Pad every step to the planned buckets, as a device that compiles each shape needs it (cpu)."
+    )
 
     @property
     def model_name(self) -> str:
@@ -102,6 +105,7 @@ class ServeSettings(BaseSettings):
             data_parallel_size=self.data_parallel_size,
             expert_parallel_size=self.expert_parallel_size,
             exact=self.exact,
+            force_buckets=self.force_buckets,
         )
 
     def identity(self) -> ModelIdentity:

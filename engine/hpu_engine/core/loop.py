@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -16,12 +16,16 @@ import torch
 from torch import Tensor
 
 from hpu_engine.core.batch import Batch, build_batch
+from hpu_engine.core.buckets import FirstSeen, ShapeMap, StepShapes
 from hpu_engine.core.messages import Heartbeat, Rejected, RowOutput, Submit
+from hpu_engine.core.padded_batch import PaddedBatch, build_padded_batch
 from hpu_engine.core.request import Request
 from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, log_probabilities, sample
+from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import PromptScores, RequestRefused, Row, Scheduler, Step
 
-SCORED_AT_ONCE = 64
+PADDING = Draw(SamplingParams(temperature=0.0), seed=0, tokens=(), prompt_len=0)
+"""How a padding row's token is chosen before it is dropped."""
 
 
 class Runner(Protocol):
@@ -33,8 +37,8 @@ class Runner(Protocol):
     @property
     def block_size(self) -> int: ...
 
-    def hidden(self, batch: Batch) -> Tensor:
-        """Runs the batch: [tokens, hidden]."""
+    def hidden(self, batch: Batch | PaddedBatch) -> Tensor:
+        """Runs the batch: [tokens, hidden], or [rows of its buffer, hidden]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -53,12 +57,16 @@ class StepResult:
 
 
 class StepLoop:
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+    """With `shapes` of a set of buckets every step is padded to them."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, shapes: ShapeMap | None = None) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        self.shapes = shapes or ShapeMap(runner.block_size)
+        self.first_seen = FirstSeen()
         self.steps = 0
         self.shape: str | None = None
-        """The shape that runs now, or ran last."""
+        """The shapes that run now, or ran last."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -90,11 +98,14 @@ class StepLoop:
         step = self._scheduler.schedule()
         if not step.rows:
             return StepResult((), (), 0.0, 0)
-        batch = build_batch(step, self._runner.block_size)
-        self.shape = shape_name(batch)
+        shapes = self.shapes.of(step)
+        self.shape = str(shapes)
+        self.first_seen.see(shapes.recipes())
+        batch = self._batch(step, shapes)
         hidden = self._runner.hidden(batch)
         sampled, rejected = self._sample(step, self._runner.logits(hidden[batch.output_rows]))
-        outputs = self._scheduler.commit(step, sampled, self._score_prompts(step, hidden[batch.score_rows]))
+        scores = self._score_prompts(step, shapes, [hidden[piece] for piece in batch.score_pieces])
+        outputs = self._scheduler.commit(step, sampled, scores)
         self._scheduler.abort(refusal.request_id for refusal in rejected)
         self.steps += 1
         seconds = time.monotonic() - started
@@ -113,10 +124,19 @@ class StepLoop:
             prefix_queries=scheduler.counters.prefix_queries,
             prefix_hits=scheduler.counters.prefix_hits,
             bucket=self.shape,
+            first_seen_shapes=self.first_seen.after_warm_up,
         )
 
+    def _batch(self, step: Step, shapes: StepShapes) -> Batch | PaddedBatch:
+        if self.shapes.buckets is None:
+            return build_batch(step, self._runner.block_size)
+        return build_padded_batch(step, shapes, self.shapes.buckets.limits)
+
     def _sample(self, step: Step, logits: Tensor) -> tuple[list[Sampled | None], list[Rejected]]:
-        """Tokens in the order of the step's rows, and the requests that could not be given one."""
+        """Tokens in the order of the step's rows, and the requests that could not be given one.
+
+        `logits` [emitting rows, vocab], perhaps with padding behind them.
+        """
         emitting = [row for row in step.rows if row.emits]
         drawn = iter(self._draw(emitting, logits) if emitting else [])
         sampled: list[Sampled | None] = []
@@ -131,22 +151,17 @@ class StepLoop:
                 sampled.append(token)
         return sampled, rejected
 
-    def _score_prompts(self, step: Step, hidden: Tensor) -> list[PromptScores]:
-        """Log-probabilities of prompt tokens, row by row; `hidden` [scored tokens, hidden] in that order."""
-        wanted = [
+    def _score_prompts(self, step: Step, shapes: StepShapes, pieces: Sequence[Tensor]) -> list[PromptScores]:
+        """Log-probabilities of prompt tokens, row by row; `pieces` [scored tokens, hidden] are in that order."""
+        wanted = iter(
             (row.request.tokens[position + 1], row.request.params.prompt_logprobs or 0)
             for row in step.rows
             for position in range(row.score_from, row.score_from + row.scores)
-        ]
-        # A few rows at a time: logits of a whole chunk would take more memory than anything else in a step.
+        )
         scores = [
-            log_probabilities(logits, *one)
-            for start in range(0, len(wanted), SCORED_AT_ONCE)
-            for logits, one in zip(
-                self._runner.logits(hidden[start : start + SCORED_AT_ONCE]),
-                wanted[start : start + SCORED_AT_ONCE],
-                strict=True,
-            )
+            log_probabilities(logits, *next(wanted))
+            for fit, hidden in zip(shapes.scores, pieces, strict=True)
+            for logits in self._runner.logits(hidden)[: fit.count]
         ]
         ends = list(accumulate(row.scores for row in step.rows))
         return [tuple(scores[end - row.scores : end]) for row, end in zip(step.rows, ends, strict=True)]
@@ -154,7 +169,7 @@ class StepLoop:
     def _draw(self, rows: list[Row], logits: Tensor) -> list[Sampled | SamplingFailed]:
         draws = [Draw(row.request.params, row.request.seed, row.request.tokens, row.request.prompt_len) for row in rows]
         try:
-            return list(sample(logits, draws))
+            return sample(logits, draws + [PADDING] * (logits.shape[0] - len(draws)))[: len(draws)]
         except Exception:  # one row's trouble must not end the others
             return [self._draw_alone(logits[index : index + 1], draw) for index, draw in enumerate(draws)]
 
@@ -168,9 +183,3 @@ class StepLoop:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._runner.vocab:
             wrong = next(token for token in token_ids if not 0 <= token < self._runner.vocab)
             raise RequestRefused(f"token id {wrong} is outside of the vocabulary of {self._runner.vocab}")
-
-
-def shape_name(batch: Batch) -> str:
-    """The shape of a step in words, for heartbeats and termination messages."""
-    width = batch.single_blocks.shape[1]
-    return f"tokens={batch.num_tokens} chunks={len(batch.chunks)} singles={batch.num_singles} blocks={width}"

@@ -89,6 +89,8 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     bucket: str | None = None
+    first_seen_shapes: int = 0
+    """Shapes that ran for the first time after warm-up."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

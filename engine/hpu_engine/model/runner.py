@@ -1,4 +1,4 @@
-"""Runs batches on one rank: a transformer, its KV cache, and the shapes it is warmed with."""
+"""Runs batches on one rank: a transformer and its KV cache."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.core.batch import Batch, build_batch
-from hpu_engine.core.kv_blocks import SCRATCH_BLOCK
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Row, Step
-from hpu_engine.device.base import WarmUpShape
+from hpu_engine.core.batch import Batch
+from hpu_engine.core.padded_batch import PaddedBatch
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.transformer import Transformer
 
@@ -31,31 +28,25 @@ class ModelRunner:
     def block_size(self) -> int:
         return self.caches[0].block_size
 
-    def hidden(self, batch: Batch) -> Tensor:
-        """Runs the batch: [tokens, hidden]."""
-        return self.transformer.hidden(batch, self.caches)
+    def hidden(self, batch: Batch | PaddedBatch) -> Tensor:
+        """Runs the batch: [tokens, hidden]; of a padded batch [rows of its buffer, hidden], whatever its tokens."""
+        hidden = self.transformer.hidden(batch, self.caches)
+        if isinstance(batch, PaddedBatch):
+            return F.pad(hidden, (0, 0, 0, batch.buffer_rows - batch.num_tokens))
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] of `hidden` to [rows, vocab] float32."""
         return self.transformer.logits(hidden)
 
-    def execute(self, batch: Batch) -> Tensor:
+    def execute(self, batch: Batch | PaddedBatch) -> Tensor:
         """Logits [emitting rows, vocab] float32."""
         return self.logits(self.hidden(batch)[batch.output_rows])
 
-    @torch.inference_mode()
-    def warm_up(self, shape: WarmUpShape) -> None:
-        """Run one step of `shape` that reads and writes scratch only."""
-        self.execute(build_batch(_scratch_step(shape, self.block_size), self.block_size))
-
-
-def _scratch_step(shape: WarmUpShape, block_size: int) -> Step:
-    chunks = [_scratch_row(shape.context_len, shape.chunk_len, block_size) for _ in range(shape.chunks)]
-    singles = [_scratch_row(shape.context_len, 1, block_size) for _ in range(shape.singles)]
-    return Step((*chunks, *singles))
-
-
-def _scratch_row(context_len: int, new_len: int, block_size: int) -> Row:
-    request = Request("warm-up", [0] * (context_len + new_len), SamplingParams(), seed=0)
-    request.blocks = [SCRATCH_BLOCK] * -(-(context_len + new_len) // block_size)
-    return Row(request, context_len, new_len, emits=True)
+    def attend(self, batch: PaddedBatch) -> None:
+        """Runs only the attention of the batch, in every layer: it is compiled apart, so it is warmed apart."""
+        shape = self.transformer.attention_shape
+        step = self.transformer.attention(batch, self.caches[0])
+        q = torch.zeros(batch.num_tokens, shape.heads, shape.head_dim, dtype=self.transformer.dtype)
+        for cache in self.caches:
+            step.attend(q, cache)

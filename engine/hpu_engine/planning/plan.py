@@ -104,9 +104,7 @@ def make_plan(request: PlanRequest) -> Plan:
     # Where nothing fits, the buckets are those of a card that just holds one request.
     blocks = memory.kv_blocks if memory.fits else max(memory.kv_blocks, limits.blocks_per_row)
     bounded = replace(limits, kv_blocks=blocks)
-    cost = _cost(request)
-    histogram = assumed_histogram(bounded) if request.trace is None else fitted_histogram(request.trace, bounded)
-    buckets = plan_buckets(bounded, cost, histogram, recipes=request.recipes)
+    buckets = planned_buckets(request, bounded)
     dtype = "float32" if request.weights() == "float32" else "bfloat16"
     return Plan(
         request=request,
@@ -114,12 +112,18 @@ def make_plan(request: PlanRequest) -> Plan:
         parameters=parameter_count(request.model),
         active_parameters=active_parameter_count(request.model),
         memory=memory,
-        cost=cost,
+        cost=_cost(request),
         buckets=buckets,
         warm_up=warm_up_plan(request.model, request.layout, request.card, buckets, dtype=dtype),
         traffic=step_traffic(request.model, request.layout, fp8_dispatch=request.fp8_dispatch),
         violations=memory_violations(limits, memory),
     )
+
+
+def planned_buckets(request: PlanRequest, limits: StepLimits) -> BucketSet:
+    """The buckets of `request` where its limits have come to `limits`. Raises TooFewRecipes."""
+    histogram = assumed_histogram(limits) if request.trace is None else fitted_histogram(request.trace, limits)
+    return plan_buckets(limits, _cost(request), histogram, recipes=request.recipes)
 
 
 def fits(request: PlanRequest) -> MemoryPlan | None:
