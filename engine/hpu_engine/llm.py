@@ -85,7 +85,17 @@ class LLM:
 
         Raises ValueError (a parameter out of range) and RequestFailed; nothing of the call is left running then.
         """
-        encoded = [self._encode(prompt) for prompt in prompts]
+        return self._complete([self._encode(prompt) for prompt in prompts], sampling_params, stop, continues=True)
+
+    def _complete(
+        self,
+        encoded: Sequence[tuple[int, ...]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        stop: Sequence[str],
+        *,
+        continues: bool,
+    ) -> list[Completion]:
+        """`continues`: the text stands behind the prompt's, and is no text of its own."""
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             each = [sampling_params or SamplingParams()] * len(encoded)
         else:
@@ -93,7 +103,7 @@ class LLM:
         if len(each) != len(encoded):
             raise ValueError(f"{len(encoded)} prompts, but {len(each)} sampling parameters")
         runs = {
-            str(index): _Run(index, prompt, self._completed(params), self._detokenizer(stop))
+            str(index): _Run(index, prompt, self._completed(params), self._detokenizer(stop, params, continues))
             for index, (prompt, params) in enumerate(zip(encoded, each, strict=True))
         }
         try:
@@ -115,7 +125,7 @@ class LLM:
             raise ValueError("this checkpoint has no chat template; use generate with prompts of its own form")
         rendered = [template.render([dict(turn) for turn in conversation]) for conversation in conversations]
         prompts = [self._tokenizer.encode_now(text, add_special_tokens=False) for text in rendered]
-        return self.generate(prompts, sampling_params, stop=stop)
+        return self._complete(prompts, sampling_params, stop, continues=False)
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -128,8 +138,9 @@ class LLM:
             return params
         return msgspec.structs.replace(params, stop_token_ids=(*params.stop_token_ids, *self._eos_token_ids))
 
-    def _detokenizer(self, stop: Sequence[str]) -> Detokenizer:
-        return Detokenizer(self._tokenizer.decoder(skip_special_tokens=True), stop)
+    def _detokenizer(self, stop: Sequence[str], params: SamplingParams, continues: bool) -> Detokenizer:
+        tokens = self._tokenizer.text_of_tokens(skip_special_tokens=True)
+        return Detokenizer(tokens, stop, stops_after=params.min_tokens, continues=continues)
 
     def _run(self, runs: dict[str, _Run]) -> None:
         loop = self._rank.loop

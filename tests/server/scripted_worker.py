@@ -1,7 +1,8 @@
 """The one double of the seam between server and worker: a process that speaks the messages and runs no model.
 
-It answers with the prompt's own tokens, over and over, so that a test can say what the text has to be. A script (JSON)
-makes it slow, or makes it fail in the ways a worker can fail. `tests/engine` holds it against the real worker.
+It answers with the prompt's own tokens, over and over, so that a test can say what the text has to be; sample `n` > 1
+begins with a later token of the prompt. Log-probabilities are `scores_of`. A script (JSON) makes it slow, or makes it
+fail in the ways a worker can fail. `tests/engine` holds it against the real worker.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import select
 import sys
 import time
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -29,10 +31,22 @@ from hpu_engine.core.messages import (
     StepOutputs,
     Stop,
     Submit,
+    TokenLogprobs,
 )
 from hpu_engine.core.wire import WorkerConnection
 
 IDLE_HEARTBEAT_SECONDS = 0.5
+LIKELY_IDS = 320
+
+
+def scores_of(token: int, count: int) -> TokenLogprobs:
+    """An even token is the most likely one; before an odd one stand those that follow it."""
+    own = -(token + 1) / 256
+    rivals = [
+        ((token + place) % LIKELY_IDS, own - place if token % 2 == 0 else -place / 1024) for place in range(1, 21)
+    ]
+    top = [(token, own), *rivals] if token % 2 == 0 else rivals
+    return TokenLogprobs(token_id=token, logprob=own, top=tuple(top[:count]))
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,32 +69,45 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Row:
-    """One request: how many of its tokens are out."""
+    """One request: how many of its tokens are out. Prompt scores come in two parts, the first without a token."""
 
-    def __init__(self, submit: Submit, limit: int) -> None:
+    def __init__(self, submit: Submit, limit: int, shift: int) -> None:
         self.submit = submit
         self.limit = limit
+        self.shift = shift
         self.emitted = 0
+        count = submit.params.prompt_logprobs
+        self.to_score = [] if count is None else [scores_of(token, count) for token in submit.prompt_token_ids[1:]]
 
     def next_token(self) -> int:
         prompt = self.submit.prompt_token_ids
-        token = prompt[self.emitted % len(prompt)]
+        token = prompt[(self.emitted + self.shift) % len(prompt)]
         self.emitted += 1
         return token
 
     def step(self, count: int) -> RowOutput:
+        if len(self.to_score) == len(self.submit.prompt_token_ids) - 1 > 1:
+            scored, self.to_score = self.to_score[:-1], self.to_score[-1:]
+            return RowOutput(request_id=self.submit.request_id, token_ids=(), prompt_logprobs=tuple(scored))
         params, tokens = self.submit.params, []
         for _ in range(count):
             tokens.append(self.next_token())
-            if tokens[-1] in params.stop_token_ids:
+            if tokens[-1] in params.stop_token_ids and self.emitted > params.min_tokens:
                 return self._output(tokens, "stop", tokens[-1])
             if self.emitted >= self.limit:
                 return self._output(tokens, "length")
         return self._output(tokens)
 
     def _output(self, tokens: list[int], finish: str | None = None, stop_token_id: int | None = None) -> RowOutput:
+        count = self.submit.params.logprobs
+        scored, self.to_score = tuple(self.to_score), []
         return RowOutput(
-            request_id=self.submit.request_id, token_ids=tuple(tokens), finish=finish, stop_token_id=stop_token_id
+            request_id=self.submit.request_id,
+            token_ids=tuple(tokens),
+            finish=finish,
+            stop_token_id=stop_token_id,
+            logprobs=None if count is None else tuple(scores_of(token, count) for token in tokens),
+            prompt_logprobs=scored or None,
         )
 
 
@@ -90,6 +117,7 @@ class ScriptedWorker:
         self.script = script
         self.block_size = 0
         self.rows: dict[str, Row] = {}
+        self.samples: Counter[str] = Counter()
         self.steps = 0
 
     def run(self) -> int:
@@ -167,7 +195,11 @@ class ScriptedWorker:
             text = f"the prompt has {prompt} tokens, there is room for {longest}"
             self.connection.send(Rejected(request_id=message.request_id, message=text, param="prompt"))
         else:
-            self.rows[message.request_id] = Row(message, min(message.params.max_tokens, longest - prompt))
+            first = message.shares_prompt_with
+            if first is not None:
+                self.samples[first] += 1
+            limit = min(message.params.max_tokens, longest - prompt)
+            self.rows[message.request_id] = Row(message, limit, 0 if first is None else self.samples[first])
 
     def step(self) -> None:
         if self.script.die_after_steps is not None and self.steps >= self.script.die_after_steps:

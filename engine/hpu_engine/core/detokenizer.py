@@ -1,8 +1,9 @@
 """Tokens of one request to text, as they arrive. Torch-free; owns what a client of a stream may already see.
 
-Invariants: the pieces joined are the whole text, whatever the steps were; a character whose bytes are split over
-tokens appears once it is complete (U+FFFD only where the whole text has it too); nothing of a stop string ever leaves;
-text waits only while it really is the beginning of a stop string.
+A token stands for bytes, always the same ones; the text is all bytes read as UTF-8. Invariants: the pieces joined are
+the whole text, whatever the steps were; a character whose bytes are split over tokens appears once it is complete
+(U+FFFD only where the whole text has it too); nothing of a stop string ever leaves; text waits only while it really is
+the beginning of a stop string.
 
 A stop string ends the text at the first moment the text ends with it, so the result does not depend on how the model
 cut the same characters into tokens.
@@ -10,18 +11,26 @@ cut the same characters into tokens.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-UTF8_TAIL_BYTES = 3
-"""A character that is not complete yet shows as one replacement character, or as one for each of its bytes."""
-CONTEXT_LIMIT_TOKENS = 64
-
-Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
+class TokenText:
+    """What the ids of a vocabulary stand for; no bytes at all for an id that is no text.
+
+    `leading_spaces`: so many spaces at the beginning of a text belong to the tokens and not to the text (SentencePiece
+    marks the beginning of a word with one, that of the first word too).
+    """
+
+    bytes_of: Callable[[int], bytes]
+    leading_spaces: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Text that may leave now, and the stop string that ended it, if one did."""
 
@@ -68,58 +77,50 @@ class StopStrings:
 
 
 class Detokenizer:
-    """One request's text. `decode` turns token ids into text and leaves special tokens out.
+    """One request's text.
 
-    Only a window is decoded: the tokens that are not final yet, behind a few that are. Those in front are there because
-    many tokenizers write a token differently at the start of a text.
+    `continues` says that the text stands behind another one, the prompt: its leading spaces are part of it.
+    Stop strings count only in the text of the tokens behind the first `stops_after`.
     """
 
-    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
-        self._decode = decode
+    def __init__(
+        self, tokens: TokenText, stops: Sequence[str] = (), *, stops_after: int = 0, continues: bool = False
+    ) -> None:
+        self._bytes_of = tokens.bytes_of
+        self._leading_spaces = 0 if continues else tokens.leading_spaces
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(stops)
-        self._context: list[int] = []
-        self._context_text = ""
-        self._pending: list[int] = []
-        self._pending_chars = 0
+        self._unstoppable = stops_after
+        self.num_chars = 0
+        """Characters that are complete, whether they have left or not."""
+        self.num_shown = 0
+        """Characters that have left."""
 
     def push(self, token_id: int) -> Piece:
         """What may leave after one more token. Not to be called again after a stop."""
-        self._pending.append(token_id)
-        new, is_settled = self._new_text()
-        final = _without_open_character(new) if is_settled else ""
-        piece = self._stops.push(final[self._pending_chars :])
-        self._pending_chars = max(self._pending_chars, len(final))
-        if final == new:
-            self._settle(visible=bool(new))
-        return piece
+        data = self._bytes_of(token_id)
+        if self._leading_spaces and data:
+            data = self._without_leading_spaces(data)
+        new = self._utf8.decode(data)
+        if self._unstoppable:
+            self._unstoppable -= 1
+            return self._shown(Piece(new), len(new))
+        return self._shown(self._stops.push(new), len(new))
 
     def flush(self) -> Piece:
-        """What was held back, when no more tokens come. An incomplete character is shown as what it decodes to."""
-        new, _ = self._new_text()
-        piece = self._stops.push(new[self._pending_chars :])
-        self._pending_chars = len(new)
-        return piece if piece.stop is not None else Piece(piece.text + self._stops.flush())
+        """What was held back, when no more tokens come. An incomplete character becomes U+FFFD."""
+        new = self._utf8.decode(b"", final=True)
+        piece = self._stops.push(new)
+        if piece.stop is None:
+            piece = Piece(piece.text + self._stops.flush())
+        return self._shown(piece, len(new))
 
-    def _new_text(self) -> tuple[str, bool]:
-        """What the pending tokens add, and whether it can be told from the context.
+    def _shown(self, piece: Piece, new_chars: int) -> Piece:
+        self.num_chars += new_chars
+        self.num_shown += len(piece.text)
+        return piece
 
-        Byte-fallback decoders write a whole run of bytes as replacement characters until it is valid, the part in the
-        context included.
-        """
-        text = self._decode(self._context + self._pending)
-        is_settled = text.startswith(self._context_text) or not text.endswith(REPLACEMENT)
-        return text[len(self._context_text) :], is_settled
-
-    def _settle(self, *, visible: bool) -> None:
-        """The pending tokens are final: they become the context of the next ones."""
-        self._context = self._pending if visible else (self._context + self._pending)[-CONTEXT_LIMIT_TOKENS:]
-        self._context_text = self._decode(self._context)
-        self._pending = []
-        self._pending_chars = 0
-
-
-def _without_open_character(text: str) -> str:
-    end = len(text)
-    while end > 0 and len(text) - end < UTF8_TAIL_BYTES and text[end - 1] == REPLACEMENT:
-        end -= 1
-    return text[:end]
+    def _without_leading_spaces(self, data: bytes) -> bytes:
+        spaces = min(len(data) - len(data.lstrip(b" ")), self._leading_spaces)
+        self._leading_spaces = self._leading_spaces - spaces if spaces == len(data) else 0
+        return data[spaces:]

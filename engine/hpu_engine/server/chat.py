@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import time
-import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
+from hpu_engine.server.answering import Head, new_head, respond
 from hpu_engine.server.chat_template import TemplateRefused
-from hpu_engine.server.errors import ApiError, bad_request
+from hpu_engine.server.errors import bad_request
 from hpu_engine.server.generation import Answer, Delta
+from hpu_engine.server.jobs import chat_job, check_for_model, encode_prompt, output_limit
+from hpu_engine.server.logprobs import Spell, chat_logprobs, prompt_logprobs
 from hpu_engine.server.protocol import ChatCompletionRequest, parse_object, read_chat
 from hpu_engine.server.responses import (
     AssistantMessage,
@@ -19,20 +22,12 @@ from hpu_engine.server.responses import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    ChatLogprobs,
+    PromptLogprobs,
     Usage,
     encode,
-    usage_of,
 )
-from hpu_engine.server.serving import (
-    SERVING,
-    LoadedModel,
-    encode_prompt,
-    json_response,
-    make_jobs,
-    output_limit,
-    read_body,
-)
-from hpu_engine.server.sse import EventStream
+from hpu_engine.server.serving import SERVING, LoadedModel, read_body
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
@@ -40,20 +35,24 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     model = serving.model()
     parsed = read_chat(parse_object(await read_body(request)))
     serving.check_model_name(parsed.model)
+    check_for_model(parsed, 1, model)
     limits = serving.engine.limits
     prompt = await encode_prompt(
-        _render(parsed, model), model.tokenizer, limits, param="messages", add_special_tokens=False
+        _render(parsed, model),
+        model.tokenizer,
+        limits,
+        param="messages",
+        add_special_tokens=parsed.add_special_tokens,
     )
-    limit = output_limit(len(prompt), parsed.output_limit, None, limits, param="messages")
-    head = _Head(f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), serving.name)
-    async with serving.engine.open(make_jobs([prompt], parsed, [limit], model)) as answer:
-        if parsed.stream:
-            return await _stream(request, head, answer, include_usage=parsed.include_usage)
-        return await _whole(head, answer)
+    limit = output_limit(len(prompt), parsed.output_limit, None, limits, least=parsed.min_tokens, param="messages")
+    head = new_head("chatcmpl", serving.name, include_usage=parsed.include_usage)
+    async with serving.engine.open([chat_job(prompt, parsed, limit, model)]) as answer:
+        form = _Form(head, parsed, answer, model.tokenizer.spell)
+        return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
 
 
 def _render(request: ChatCompletionRequest, model: LoadedModel) -> str:
-    """The template writes the special tokens itself, which is why the tokenizer adds none."""
+    """The template writes the special tokens itself, which is why the tokenizer adds none unless told to."""
     template = model.tokenizer.chat_template
     if template is None:
         raise bad_request("messages", "this model has no chat template; use /v1/completions")
@@ -66,56 +65,63 @@ def _render(request: ChatCompletionRequest, model: LoadedModel) -> str:
         raise bad_request("messages", str(error)) from None
 
 
-class _Head:
-    """What every body of one answer begins with."""
+@dataclass(frozen=True)
+class _Form:
+    """A chat's bodies."""
 
-    def __init__(self, answer_id: str, created: int, model: str) -> None:
-        self._id, self._created, self._model = answer_id, created, model
+    head: Head
+    request: ChatCompletionRequest
+    answer: Answer
+    spell: Spell
 
-    def whole(self, choice: ChatChoice, usage: Usage) -> bytes:
+    def whole(self, sequences: Sequence[Delta], usage: Usage) -> bytes:
+        choices = tuple(
+            ChatChoice(
+                index=sequence.index,
+                message=AssistantMessage(content=sequence.text),
+                logprobs=self._logprobs(sequence),
+                finish_reason=sequence.finish,
+                stop_reason=sequence.stop_reason,
+            )
+            for sequence in sequences
+        )
+        head, prompt = self.head, self._prompt_logprobs()
         return encode(
-            ChatCompletion(id=self._id, created=self._created, model=self._model, choices=(choice,), usage=usage)
+            ChatCompletion(
+                id=head.id,
+                created=head.created,
+                model=head.model,
+                choices=choices,
+                usage=usage,
+                prompt_logprobs=prompt,
+            )
         )
 
-    def chunk(self, choices: tuple[ChatChunkChoice, ...], *, usage: Usage | UnsetType | None) -> bytes:
-        return encode(ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage))
+    def opening(self) -> Iterable[bytes]:
+        role = ChatDelta(role="assistant", content="")
+        return (self._chunk((ChatChunkChoice(index=index, delta=role),)) for index in range(self.request.n))
 
+    def chunk(self, delta: Delta) -> bytes:
+        choice = ChatChunkChoice(
+            index=delta.index,
+            delta=ChatDelta(content=delta.text) if delta.text else ChatDelta(),
+            logprobs=self._logprobs(delta),
+            finish_reason=delta.finish,
+            stop_reason=delta.stop_reason,
+        )
+        return self._chunk((choice,))
 
-async def _whole(head: _Head, answer: Answer) -> web.Response:
-    text = ""
-    async for delta in answer.deltas():
-        text += delta.text
-    choice = ChatChoice(
-        index=0,
-        message=AssistantMessage(content=text),
-        finish_reason=delta.finish,
-        stop_reason=delta.stop_reason,
-    )
-    return json_response(head.whole(choice, usage_of(answer.prompt_tokens, answer.output_tokens)))
+    def last(self, usage: Usage) -> bytes:
+        return self._chunk((), usage)
 
+    def _chunk(self, choices: tuple[ChatChunkChoice, ...], usage: Usage | None = None) -> bytes:
+        head = self.head
+        shown = head.no_usage if usage is None else usage
+        return encode(ChatChunk(id=head.id, created=head.created, model=head.model, choices=choices, usage=shown))
 
-async def _stream(request: web.Request, head: _Head, answer: Answer, *, include_usage: bool) -> web.StreamResponse:
-    deltas = answer.deltas()
-    first = await anext(deltas)  # a request that never runs gets its error as a status, not as an event
-    events = EventStream(request)
-    await events.begin()
-    no_usage = None if include_usage else UNSET
+    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        return chat_logprobs(delta.tokens, self.request.top_logprobs, self.spell) if self.request.logprobs else None
 
-    async def show(delta: Delta) -> None:
-        content = ChatDelta(content=delta.text) if delta.text else ChatDelta()
-        choice = ChatChunkChoice(index=0, delta=content, finish_reason=delta.finish, stop_reason=delta.stop_reason)
-        await events.send(head.chunk((choice,), usage=no_usage))
-
-    try:
-        role = ChatChunkChoice(index=0, delta=ChatDelta(role="assistant", content=""))
-        await events.send(head.chunk((role,), usage=no_usage))
-        await show(first)
-        async for delta in deltas:
-            await show(delta)
-    except ApiError as error:
-        await events.end_with(error)
-        return events.response
-    if include_usage:
-        await events.send(head.chunk((), usage=usage_of(answer.prompt_tokens, answer.output_tokens)))
-    await events.end()
-    return events.response
+    def _prompt_logprobs(self) -> PromptLogprobs | UnsetType:
+        count = self.request.prompt_logprobs
+        return UNSET if count is None else prompt_logprobs(self.answer.prompt_scores(0), count, self.spell)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import time
-import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
-from hpu_engine.server.errors import ApiError
+from hpu_engine.server.answering import Head, new_head, respond
+from hpu_engine.server.echo import Echo, echo_of
 from hpu_engine.server.generation import Answer, Delta
-from hpu_engine.server.protocol import CompletionRequest, parse_object, read_completion, read_prompts
-from hpu_engine.server.responses import Completion, CompletionChoice, Usage, encode, usage_of
-from hpu_engine.server.serving import (
-    SERVING,
-    LoadedModel,
-    Serving,
-    encode_prompt,
-    json_response,
-    make_jobs,
-    output_limit,
-    read_body,
-)
-from hpu_engine.server.sse import EventStream
+from hpu_engine.server.jobs import check_for_model, completion_job, encode_prompt, output_limit
+from hpu_engine.server.logprobs import Spell, completion_logprobs, prompt_logprobs
+from hpu_engine.server.prompts import Prompt, read_prompts
+from hpu_engine.server.protocol import CompletionRequest, parse_object, read_completion
+from hpu_engine.server.responses import Completion, CompletionChoice, PromptLogprobs, Usage, encode
+from hpu_engine.server.serving import SERVING, LoadedModel, Serving, read_body
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -33,79 +27,82 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     body = parse_object(await read_body(request))
     parsed = read_completion(body)
     serving.check_model_name(parsed.model)
-    prompts = await _token_ids(body.get("prompt"), parsed, model, serving)
+    given = read_prompts(body.get("prompt"), model.description.vocab)
+    check_for_model(parsed, len(given), model)
+    prompts = [await _token_ids(prompt, parsed, model, serving) for prompt in given]
     limits = [
-        output_limit(len(prompt), parsed.max_tokens, DEFAULT_MAX_TOKENS, serving.engine.limits) for prompt in prompts
+        output_limit(len(prompt), parsed.max_tokens, DEFAULT_MAX_TOKENS, serving.engine.limits, least=parsed.min_tokens)
+        for prompt in prompts
     ]
-    head = _Head(f"cmpl-{uuid.uuid4().hex}", int(time.time()), serving.name)
-    async with serving.engine.open(make_jobs(prompts, parsed, limits, model)) as answer:
-        if parsed.stream:
-            return await _stream(request, head, answer, include_usage=parsed.include_usage)
-        return await _whole(head, answer, len(prompts))
+    echoes = None
+    if parsed.echo:
+        each = zip(given, prompts, strict=True)
+        echoes = [await echo_of(prompt, token_ids, parsed, model.tokenizer) for prompt, token_ids in each]
+    jobs = [completion_job(*each, model) for each in zip(prompts, [parsed] * len(prompts), limits, strict=True)]
+    head = new_head("cmpl", serving.name, include_usage=parsed.include_usage)
+    async with serving.engine.open(jobs) as answer:
+        form = _Form(head, parsed, answer, model.tokenizer.spell, echoes)
+        return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
 
 
 async def _token_ids(
-    value: object, request: CompletionRequest, model: LoadedModel, serving: Serving
-) -> list[tuple[int, ...]]:
-    limits = serving.engine.limits
-    prompts = []
-    for given in read_prompts(value, model.description.vocab):
-        if isinstance(given, str):
-            special = request.add_special_tokens
-            ids = await encode_prompt(given, model.tokenizer, limits, param="prompt", add_special_tokens=special)
-        else:
-            ids = given
-        prompts.append(ids)
-    return prompts
-
-
-class _Head:
-    """What every body of one answer begins with."""
-
-    def __init__(self, answer_id: str, created: int, model: str) -> None:
-        self._id, self._created, self._model = answer_id, created, model
-
-    def body(self, choices: tuple[CompletionChoice, ...], *, usage: Usage | UnsetType | None) -> bytes:
-        return encode(Completion(id=self._id, created=self._created, model=self._model, choices=choices, usage=usage))
-
-
-async def _whole(head: _Head, answer: Answer, prompts: int) -> web.Response:
-    texts = [""] * prompts
-    last: dict[int, Delta] = {}
-    async for delta in answer.deltas():
-        texts[delta.index] += delta.text
-        if delta.finish is not None:
-            last[delta.index] = delta
-    choices = tuple(
-        CompletionChoice(
-            index=index, text=texts[index], finish_reason=last[index].finish, stop_reason=last[index].stop_reason
-        )
-        for index in range(prompts)
+    given: Prompt, request: CompletionRequest, model: LoadedModel, serving: Serving
+) -> tuple[int, ...]:
+    if not isinstance(given, str):
+        return given
+    special = request.add_special_tokens
+    return await encode_prompt(
+        given, model.tokenizer, serving.engine.limits, param="prompt", add_special_tokens=special
     )
-    return json_response(head.body(choices, usage=usage_of(answer.prompt_tokens, answer.output_tokens)))
 
 
-async def _stream(request: web.Request, head: _Head, answer: Answer, *, include_usage: bool) -> web.StreamResponse:
-    deltas = answer.deltas()
-    first = await anext(deltas)  # a request that never runs gets its error as a status, not as an event
-    events = EventStream(request)
-    await events.begin()
-    no_usage = None if include_usage else UNSET
+@dataclass
+class _Form:
+    """A completion's bodies. `echoes` has one for each prompt, where the text begins with it."""
 
-    async def show(delta: Delta) -> None:
-        choice = CompletionChoice(
-            index=delta.index, text=delta.text, finish_reason=delta.finish, stop_reason=delta.stop_reason
+    head: Head
+    request: CompletionRequest
+    answer: Answer
+    spell: Spell
+    echoes: Sequence[Echo] | None
+    begun: set[int] = field(default_factory=set)
+
+    def whole(self, sequences: Sequence[Delta], usage: Usage) -> bytes:
+        return self._body(tuple(map(self._choice, sequences)), usage)
+
+    def opening(self) -> Iterable[bytes]:
+        return ()
+
+    def chunk(self, delta: Delta) -> bytes:
+        return self._body((self._choice(delta),), self.head.no_usage)
+
+    def last(self, usage: Usage) -> bytes:
+        return self._body((), usage)
+
+    def _body(self, choices: tuple[CompletionChoice, ...], usage: Usage | UnsetType | None) -> bytes:
+        head = self.head
+        return encode(Completion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage))
+
+    def _choice(self, delta: Delta) -> CompletionChoice:
+        text, tokens = delta.text, delta.tokens
+        if self.echoes is not None:
+            echo = self.echoes[delta.index // self.request.n]
+            tokens = tuple(replace(token, offset=token.offset + len(echo.text)) for token in tokens)
+            if delta.index not in self.begun:
+                self.begun.add(delta.index)
+                text = echo.text + text
+                if self.request.logprobs is not None:
+                    tokens = (*echo.scored(self.answer.prompt_scores(delta.index)), *tokens)
+        count = self.request.logprobs
+        return CompletionChoice(
+            index=delta.index,
+            text=text,
+            logprobs=None if count is None else completion_logprobs(tokens, count, self.spell),
+            finish_reason=delta.finish,
+            stop_reason=delta.stop_reason,
+            prompt_logprobs=self._prompt_logprobs(delta.index),
         )
-        await events.send(head.body((choice,), usage=no_usage))
 
-    try:
-        await show(first)
-        async for delta in deltas:
-            await show(delta)
-    except ApiError as error:
-        await events.end_with(error)
-        return events.response
-    if include_usage:
-        await events.send(head.body((), usage=usage_of(answer.prompt_tokens, answer.output_tokens)))
-    await events.end()
-    return events.response
+    def _prompt_logprobs(self, index: int) -> PromptLogprobs | UnsetType:
+        count = self.request.prompt_logprobs
+        return UNSET if count is None else prompt_logprobs(self.answer.prompt_scores(index), count, self.spell)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpu_engine.core.detokenizer import Decode, Detokenizer
+from hpu_engine.core.detokenizer import Detokenizer, TokenText
 from hpu_engine.core.messages import Loaded, Submit
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.server.errors import ApiError
@@ -20,13 +20,19 @@ from hpu_engine.server.rank import Rank
 
 @dataclass(frozen=True)
 class Job:
-    """One sequence to generate. `shown_stop_ids` are the stop ids the client gave, which it is told about."""
+    """One prompt and its samples: `params` has one entry for each, and only the first may score the prompt.
+
+    `continues` says that the text stands behind the prompt's and is no text of its own. `only_prompt`: no output is
+    wanted. `shown_stop_ids` are the stop ids the client gave, which it is told about.
+    """
 
     prompt: tuple[int, ...]
-    params: SamplingParams
+    params: tuple[SamplingParams, ...]
     stops: tuple[str, ...]
-    decode: Decode
+    tokens: TokenText
     shown_stop_ids: frozenset[int]
+    continues: bool
+    only_prompt: bool = False
 
 
 class Engine:
@@ -46,9 +52,11 @@ class Engine:
         return limits
 
     def open(self, jobs: Sequence[Job]) -> Answer:
-        """Start the sequences of one request. Raises `ApiError` 429 when too many are open already."""
+        """Start the sequences of one request: jobs of equally many samples. Raises `ApiError` 429 when too many are
+        open already.
+        """
         in_use = sum(rank.open_count for rank in self._ranks)
-        if in_use + len(jobs) > self._max_open:
+        if in_use + sum(len(job.params) for job in jobs) > self._max_open:
             raise ApiError(
                 429,
                 f"{in_use} sequences are running or waiting, and at most {self._max_open} may be",
@@ -57,7 +65,9 @@ class Engine:
             )
         rank = min(self._ranks, key=lambda rank: rank.open_count)
         sink: Sink = asyncio.Queue()
-        generations = [self._start(rank, index, job, sink) for index, job in enumerate(jobs)]
+        generations: list[Generation] = []
+        for job in jobs:
+            generations += self._start(rank, len(generations), job, sink)
         self._answers += 1
         self._no_answers.clear()
 
@@ -67,21 +77,32 @@ class Engine:
             if not self._answers:
                 self._no_answers.set()
 
-        return Answer(generations, sink, release)
+        return Answer(generations, len(jobs[0].params), sink, release)
 
-    def _start(self, rank: Rank, index: int, job: Job, sink: Sink) -> Generation:
-        generation = Generation(
-            request_id=uuid.uuid4().hex,
-            index=index,
-            prompt_tokens=len(job.prompt),
-            detokenizer=Detokenizer(job.decode, job.stops),
-            shown_stop_ids=job.shown_stop_ids,
-            sink=sink,
-            metrics=rank.metrics,
-        )
-        message = Submit(request_id=generation.request_id, prompt_token_ids=job.prompt, params=job.params)
-        rank.submit(generation, message)
-        return generation
+    def _start(self, rank: Rank, index: int, job: Job, sink: Sink) -> list[Generation]:
+        """The samples of one prompt; all share the blocks of the first one's prompt."""
+        rank.metrics.prompt_tokens.inc(len(job.prompt))
+        samples: list[Generation] = []
+        for number, params in enumerate(job.params):
+            generation = Generation(
+                request_id=uuid.uuid4().hex,
+                index=index + number,
+                prompt_tokens=len(job.prompt),
+                detokenizer=Detokenizer(job.tokens, job.stops, stops_after=params.min_tokens, continues=job.continues),
+                shown_stop_ids=job.shown_stop_ids,
+                sink=sink,
+                metrics=rank.metrics,
+                only_prompt=job.only_prompt,
+            )
+            message = Submit(
+                request_id=generation.request_id,
+                prompt_token_ids=job.prompt,
+                params=params,
+                shares_prompt_with=samples[0].request_id if samples else None,
+            )
+            rank.submit(generation, message)
+            samples.append(generation)
+        return samples
 
     def fail_all(self, error: ApiError) -> None:
         """End every open sequence with an error."""

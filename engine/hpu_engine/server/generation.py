@@ -9,32 +9,40 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, cast
 
 from hpu_engine.core.detokenizer import Detokenizer
-from hpu_engine.core.messages import RowOutput
+from hpu_engine.core.messages import RowOutput, TokenLogprobs
 from hpu_engine.server.errors import ApiError
+from hpu_engine.server.logprobs import ScoredToken
 from hpu_engine.server.metrics import RankMetrics
-from hpu_engine.server.responses import FinishReason
+from hpu_engine.server.responses import FinishReason, Usage, usage_of
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of sequence `index`. The one with a `finish` is the last of its sequence."""
+    """New text of sequence `index`, and its scored tokens. The one with a `finish` is the last of its sequence.
+
+    A token comes with the first character of its text. Tokens that belong to a stop string never come.
+    """
 
     index: int
     text: str
     finish: FinishReason | None = None
     stop_reason: str | int | None = None
+    tokens: tuple[ScoredToken, ...] = ()
 
 
 Sink = asyncio.Queue[Delta | ApiError]
 
 
 class Generation:
-    """`sink` holds at most one item a token, so `max_tokens` bounds it even when the client reads nothing."""
+    """`sink` holds at most one item a token, so `max_tokens` bounds it even when the client reads nothing.
+
+    `only_prompt`: the one token that the worker cannot do without is neither shown nor counted.
+    """
 
     def __init__(
         self,
@@ -46,12 +54,17 @@ class Generation:
         shown_stop_ids: frozenset[int],
         sink: Sink,
         metrics: RankMetrics,
+        only_prompt: bool = False,
     ) -> None:
         self.request_id = request_id
         self.index = index
         self.prompt_tokens = prompt_tokens
         self.output_tokens = 0
         self.is_open = True
+        self.prompt_scores: list[TokenLogprobs] = []
+        """Of the prompt's second token and on, as they come; complete before the first `Delta`."""
+        self._only_prompt = only_prompt
+        self._scored: list[ScoredToken] = []
         self._detokenizer = detokenizer
         self._shown_stop_ids = shown_stop_ids
         self._sink = sink
@@ -62,9 +75,21 @@ class Generation:
 
     def take(self, row: RowOutput) -> None:
         """Turn a step's tokens into text. A stop string closes the generation though the row has no `finish`."""
+        self.prompt_scores.extend(row.prompt_logprobs or ())
+        if row.finish == "abort":
+            self.fail(ApiError(500, "the engine dropped this request"))
+        elif self._only_prompt:
+            if row.finish is not None:
+                self._finish("", "length", None)
+        else:
+            self._take_tokens(row)
+
+    def _take_tokens(self, row: RowOutput) -> None:
         text = ""
-        for token_id in row.token_ids:
+        for place, token_id in enumerate(row.token_ids):
             self._count_token()
+            if row.logprobs is not None:
+                self._scored.append(ScoredToken(token_id, row.logprobs[place], self._detokenizer.num_chars))
             if row.finish is not None and token_id == row.stop_token_id:
                 break  # not part of the text
             piece = self._detokenizer.push(token_id)
@@ -72,13 +97,10 @@ class Generation:
             if piece.stop is not None:
                 self._finish(text, "stop", piece.stop)
                 return
-        if row.finish is None:
-            if text:
-                self._sink.put_nowait(Delta(self.index, text))
-        elif row.finish == "abort":
-            self.fail(ApiError(500, "the engine dropped this request"))
-        else:
+        if row.finish is not None:
             self._end_of_tokens(text, row)
+        elif text:
+            self._sink.put_nowait(Delta(self.index, text, tokens=self._shown_tokens()))
 
     def _end_of_tokens(self, text: str, row: RowOutput) -> None:
         rest = self._detokenizer.flush()
@@ -86,11 +108,28 @@ class Generation:
             self._finish(text + rest.text, "stop", rest.stop)
             return
         shown = row.stop_token_id if row.stop_token_id in self._shown_stop_ids else None
-        self._finish(text + rest.text, cast(FinishReason, row.finish), shown)
+        scored, self._scored = tuple(self._scored), []
+        self._finish(text + rest.text, cast(FinishReason, row.finish), shown, scored)
 
-    def _finish(self, text: str, reason: FinishReason, stop_reason: str | int | None) -> None:
+    def _shown_tokens(self) -> tuple[ScoredToken, ...]:
+        """Those whose text has left, at least its beginning."""
+        count = 0
+        while count < len(self._scored) and self._scored[count].offset < self._detokenizer.num_shown:
+            count += 1
+        shown = tuple(self._scored[:count])
+        del self._scored[:count]
+        return shown
+
+    def _finish(
+        self,
+        text: str,
+        reason: FinishReason,
+        stop_reason: str | int | None,
+        tokens: tuple[ScoredToken, ...] | None = None,
+    ) -> None:
         self._close(reason)
-        self._sink.put_nowait(Delta(self.index, text, reason, stop_reason))
+        shown = self._shown_tokens() if tokens is None else tokens
+        self._sink.put_nowait(Delta(self.index, text, reason, stop_reason, shown))
 
     def fail(self, error: ApiError) -> None:
         """End with an error. Does nothing when it has ended already."""
@@ -122,17 +161,27 @@ class Generation:
             metrics.end_to_end.observe(time.monotonic() - self._started)
             metrics.request_prompt.observe(self.prompt_tokens)
             metrics.request_output.observe(self.output_tokens)
-            if self._first_token is not None and self.output_tokens > 1:
-                metrics.per_token.observe((self._last_token - self._first_token) / (self.output_tokens - 1))
+            if self._first_token is not None:
+                metrics.decode.observe(self._last_token - self._first_token)
+                if self.output_tokens > 1:
+                    metrics.per_token.observe((self._last_token - self._first_token) / (self.output_tokens - 1))
 
 
 class Answer:
-    """The sequences of one HTTP request. Leaving the `async with` aborts those that still run, whatever the reason."""
+    """The sequences of one HTTP request, `samples` of each prompt after the other.
+
+    Leaving the `async with` aborts those that still run, whatever the reason.
+    """
 
     def __init__(
-        self, generations: Sequence[Generation], sink: Sink, release: Callable[[Sequence[Generation]], None]
+        self,
+        generations: Sequence[Generation],
+        samples: int,
+        sink: Sink,
+        release: Callable[[Sequence[Generation]], None],
     ) -> None:
         self._generations = generations
+        self._samples = samples
         self._sink = sink
         self._release = release
 
@@ -154,10 +203,30 @@ class Answer:
             unfinished -= item.finish is not None
             yield item
 
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(generation.prompt_tokens for generation in self._generations)
+    async def whole(self) -> tuple[Delta, ...]:
+        """Every sequence in one piece, in their order. Raises `ApiError` when one is broken."""
+        pieces: list[list[Delta]] = [[] for _ in self._generations]
+        async for delta in self.deltas():
+            pieces[delta.index].append(delta)
+        return tuple(
+            replace(
+                own[-1],
+                text="".join(delta.text for delta in own),
+                tokens=tuple(token for delta in own for token in delta.tokens),
+            )
+            for own in pieces
+        )
+
+    def prompt_scores(self, index: int) -> Sequence[TokenLogprobs]:
+        """Those of the prompt of sequence `index`: its first sample has them for all. Once that sequence has begun."""
+        return self._generations[index - index % self._samples].prompt_scores
 
     @property
-    def output_tokens(self) -> int:
-        return sum(generation.output_tokens for generation in self._generations)
+    def num_prompt_scores(self) -> int:
+        return sum(len(generation.prompt_scores) for generation in self._generations)
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many samples it has."""
+        prompt_tokens = sum(generation.prompt_tokens for generation in self._generations[:: self._samples])
+        return usage_of(prompt_tokens, sum(generation.output_tokens for generation in self._generations))

@@ -1,6 +1,6 @@
 """What `/metrics` shows. vLLM's names, units and buckets, so that its dashboards and autoscalers read this server too.
 
-`engine` is the rank. A value comes from the worker's heartbeats (gauges) or from what the server itself saw.
+What vLLM has no word for begins with `hpu_engine:`. `engine` is the rank. A value comes from the worker's heartbeats (gauges) or from what the server itself saw.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ class Metrics:
         self.waiting = gauge("num_requests_waiting", "Requests that wait for their first step.")
         self.kv_usage = gauge("kv_cache_usage_perc", "Used part of the KV cache; 1 is all of it.")
         self.preemptions = counter("num_preemptions", "Requests whose KV blocks were taken away for another's.")
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
+        self.prefix_queries = counter("prefix_cache_queries", "Tokens looked for in the prefix cache, at admission.")
+        self.prefix_hits = counter("prefix_cache_hits", "Tokens found in the prefix cache.")
+        self.prompt_tokens = counter(
+            "prompt_tokens", "Prompt tokens of accepted requests; once for all of its samples."
+        )
         self.generation_tokens = counter("generation_tokens", "Output tokens that were part of an answer.")
         self.finished = counter("request_success", "Requests by how they ended.", "finished_reason")
         self.first_token = histogram("time_to_first_token_seconds", "Arrival to first token.", _FIRST_TOKEN_SECONDS)
@@ -59,10 +63,14 @@ class Metrics:
         self.per_token = histogram(
             "request_time_per_output_token_seconds", "Mean time between a request's tokens.", _TOKEN_SECONDS
         )
+        self.decode = histogram("request_decode_time_seconds", "First to last token of a request.", _REQUEST_SECONDS)
         self.end_to_end = histogram("e2e_request_latency_seconds", "Arrival to last token.", _REQUEST_SECONDS)
         self.request_prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", _REQUEST_TOKENS)
         self.request_output = histogram("request_generation_tokens", "Output tokens of a request.", _REQUEST_TOKENS)
         self.step_tokens = histogram("iteration_tokens_total", "Tokens in one step.", _STEP_TOKENS)
+        self.first_seen_shapes = Counter(
+            "hpu_engine:first_seen_shapes", "Shapes that ran for the first time after warm-up.", _LABELS, registry=r
+        )
         self.cache_config = Gauge(
             "vllm:cache_config_info",
             "The KV cache in numbers.",
@@ -83,20 +91,24 @@ class RankMetrics:
     def __init__(self, metrics: Metrics, labels: tuple[str, str]) -> None:
         self._metrics = metrics
         self._labels = labels
-        self._preemptions_seen = 0
+        self._seen = Heartbeat(steps=0, running=0, waiting=0, kv_blocks_used=0, kv_blocks_total=0)
         self.running = metrics.running.labels(*labels)
         self.waiting = metrics.waiting.labels(*labels)
         self.kv_usage = metrics.kv_usage.labels(*labels)
         self.preemptions = metrics.preemptions.labels(*labels)
+        self.prefix_queries = metrics.prefix_queries.labels(*labels)
+        self.prefix_hits = metrics.prefix_hits.labels(*labels)
         self.prompt_tokens = metrics.prompt_tokens.labels(*labels)
         self.generation_tokens = metrics.generation_tokens.labels(*labels)
         self.first_token = metrics.first_token.labels(*labels)
         self.inter_token = metrics.inter_token.labels(*labels)
         self.per_token = metrics.per_token.labels(*labels)
+        self.decode = metrics.decode.labels(*labels)
         self.end_to_end = metrics.end_to_end.labels(*labels)
         self.request_prompt = metrics.request_prompt.labels(*labels)
         self.request_output = metrics.request_output.labels(*labels)
         self.step_tokens = metrics.step_tokens.labels(*labels)
+        self.first_seen_shapes = metrics.first_seen_shapes.labels(*labels)
         self.finished = {
             reason: metrics.finished.labels(*labels, reason) for reason in ("stop", "length", "abort", "error")
         }
@@ -108,8 +120,11 @@ class RankMetrics:
         self.running.set(beat.running)
         self.waiting.set(beat.waiting)
         self.kv_usage.set(beat.kv_blocks_used / beat.kv_blocks_total if beat.kv_blocks_total else 0.0)
-        self.preemptions.inc(max(0, beat.preemptions - self._preemptions_seen))
-        self._preemptions_seen = beat.preemptions
+        self.preemptions.inc(max(0, beat.preemptions - self._seen.preemptions))
+        self.prefix_queries.inc(max(0, beat.prefix_queries - self._seen.prefix_queries))
+        self.prefix_hits.inc(max(0, beat.prefix_hits - self._seen.prefix_hits))
+        self.first_seen_shapes.inc(max(0, beat.first_seen_shapes - self._seen.first_seen_shapes))
+        self._seen = beat
 
     def see_step(self, step: StepOutputs) -> None:
         self.step_tokens.observe(step.batched_tokens)

@@ -12,17 +12,19 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import pydantic_core
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from hpu_engine.core.sampling_params import LEAST_REPETITION_PENALTY, MOST_LOGPROBS, MOST_REPETITION_PENALTY
 from hpu_engine.server.errors import ApiError, bad_request
 from hpu_engine.server.wording import words_for
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 64
-MAX_PROMPTS = 256
+MAX_SAMPLES = 128
+MAX_SEQUENCES = 256
+"""Prompts times samples of one request."""
+MAX_BIASED_TOKENS = 1024
 MAX_MESSAGES = 4096
 INT64 = 2**63
-
-Prompt = str | tuple[int, ...]
 
 
 def _number_not_bool(value: object) -> object:
@@ -34,27 +36,45 @@ def _number_not_bool(value: object) -> object:
 Int = Annotated[int, BeforeValidator(_number_not_bool)]
 Float = Annotated[float, BeforeValidator(_number_not_bool), Field(allow_inf_nan=False)]
 
+
+def _bias(value: object) -> dict[int, float]:
+    """Written out because the ids are an object's keys: no field's path could name one of them."""
+    if not isinstance(value, dict):
+        raise ValueError("has to be an object of token ids and numbers")
+    if len(value) > MAX_BIASED_TOKENS:
+        raise ValueError(f"at most {MAX_BIASED_TOKENS} tokens, not {len(value)}")
+    for key, bias in value.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise ValueError("has a key that is no token id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 100:
+            raise ValueError(f"the bias of token {int(key)} has to be a number between -100 and 100")
+    return {int(key): float(bias) for key, bias in value.items()}
+
+
 _NEUTRAL: dict[str, tuple[object, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
-    "logprobs": (False,),
-    "top_logprobs": (),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "response_format": ({"type": "text"},),
     "tools": ([],),
+    "tool_choice": ("none", "auto"),
     "functions": ([],),
-    "prompt_logprobs": (),
-    "guided_json": (),
     "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "include_stop_str_in_output": (False,),
+    "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "prompt_embeds": (),
 }
 """Fields that change an answer and are not done here, each with the values that ask for nothing (null always does)."""
+_NEUTRAL_IN_CHATS = {**_NEUTRAL, "echo": (False,), "best_of": (1,)}
 
 
 class StreamOptions(BaseModel):
@@ -74,6 +94,14 @@ class _Generation(BaseModel):
     top_p: Annotated[Float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[Int, Field(ge=-1, lt=INT64)] | None = None
     seed: Annotated[Int, Field(gt=-INT64, lt=INT64)] | None = None
+    n: Annotated[Int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    min_p: Annotated[Float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[Float, Field(ge=LEAST_REPETITION_PENALTY, le=MOST_REPETITION_PENALTY)] = 1.0
+    presence_penalty: Annotated[Float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[Float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_bias)] = {}
+    min_tokens: Annotated[Int, Field(ge=0, lt=INT64)] = 0
+    prompt_logprobs: Annotated[Int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[Annotated[Int, Field(ge=0)], ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
     ignore_eos: bool = False
@@ -106,9 +134,11 @@ class _Generation(BaseModel):
         return stops
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> Self:
+    def _what_goes_with_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options", "stream_options needs stream to be true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad_request("prompt_logprobs", "prompt_logprobs cannot be streamed; leave stream out")
         return self
 
     @property
@@ -120,9 +150,36 @@ _Request = TypeVar("_Request", bound=_Generation)
 
 
 class CompletionRequest(_Generation):
-    """`POST /v1/completions`. `prompt` is read apart (`read_prompts`): its four forms need errors of their own."""
+    """`POST /v1/completions`. `prompt` is read apart (`read_prompts`): its four forms need errors of their own.
 
+    `max_tokens` may be 0 with `echo`: the prompt's log-probabilities are all that is wanted.
+    """
+
+    max_tokens: Annotated[Int, Field(ge=0, lt=INT64)] | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
+    echo: bool = False
+    best_of: Int | None = None
     add_special_tokens: bool = True
+
+    @field_validator("logprobs", mode="before")
+    @classmethod
+    def _false_asks_for_none(cls, value: Any) -> Any:
+        return None if value is False else value
+
+    @model_validator(mode="after")
+    def _fields_fit_together(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise bad_request("max_tokens", "max_tokens: has to be at least 1, except with echo")
+        if self.best_of not in (None, self.n):
+            raise bad_request("best_of", "`best_of` other than n is not supported by this server; leave it out")
+        return self
+
+    @property
+    def scored_prompt(self) -> int | None:
+        """How many likely tokens are wanted at each token of the prompt; None for no scores at all."""
+        echoed = self.logprobs if self.echo else None
+        wanted = [count for count in (echoed, self.prompt_logprobs) if count is not None]
+        return max(wanted, default=None)
 
 
 class TextPart(BaseModel):
@@ -160,10 +217,19 @@ class ChatCompletionRequest(_Generation):
     """`POST /v1/chat/completions`. `max_completion_tokens` is the current name of `max_tokens` and wins."""
 
     messages: tuple[ChatMessage, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
+    logprobs: bool = False
+    top_logprobs: Annotated[Int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     max_completion_tokens: Annotated[Int, Field(ge=1, lt=INT64)] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _top_logprobs_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
+        return self
 
     @property
     def output_limit(self) -> int | None:
@@ -183,19 +249,19 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 def read_completion(body: dict[str, Any]) -> CompletionRequest:
     """Raises `ApiError` 400 with the parameter at fault."""
-    return _read(CompletionRequest, body)
+    return _read(CompletionRequest, body, _NEUTRAL)
 
 
 def read_chat(body: dict[str, Any]) -> ChatCompletionRequest:
     """Raises `ApiError` 400 with the parameter at fault."""
-    request = _read(ChatCompletionRequest, body)
+    request = _read(ChatCompletionRequest, body, _NEUTRAL_IN_CHATS)
     if request.continue_final_message:
         raise bad_request("continue_final_message", "continue_final_message is not supported")
     return request
 
 
-def _read(kind: type[_Request], body: dict[str, Any]) -> _Request:
-    for name, neutral in _NEUTRAL.items():
+def _read(kind: type[_Request], body: dict[str, Any], neutrals: dict[str, tuple[object, ...]]) -> _Request:
+    for name, neutral in neutrals.items():
         value = body.get(name)
         if value is not None and not any(_same(value, good) for good in neutral):
             raise bad_request(name, f"`{name}` is not supported by this server; leave it out")
@@ -224,48 +290,3 @@ def _path(loc: tuple[int | str, ...]) -> str:
     for part in loc:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text
-
-
-def read_prompts(value: object, vocab: int) -> tuple[Prompt, ...]:
-    """The prompts of a completion: a string, strings, token ids or lists of them, in their order.
-
-    Raises `ApiError` 400 for anything empty, mixed, or outside the vocabulary of `vocab` ids.
-    """
-    if isinstance(value, str):
-        return (_text(value, "prompt"),)
-    if not isinstance(value, list):
-        raise bad_request("prompt", "prompt has to be a string, a list of strings, or a list of token ids")
-    if not value:
-        raise bad_request("prompt", "prompt is empty")
-    if _is_id(value[0]):
-        return (_ids(value, "prompt", vocab),)
-    if len(value) > MAX_PROMPTS:
-        raise bad_request("prompt", f"at most {MAX_PROMPTS} prompts in one request, not {len(value)}")
-    if isinstance(value[0], str):
-        return tuple(_text(item, f"prompt[{i}]") for i, item in enumerate(value))
-    return tuple(_ids(item, f"prompt[{i}]", vocab) for i, item in enumerate(value))
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise bad_request("prompt", f"{where} has to be a string like the first prompt")
-    if not value:
-        raise bad_request("prompt", f"{where} is empty")
-    return value
-
-
-def _ids(value: object, where: str, vocab: int) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise bad_request("prompt", f"{where} has to be a list of token ids")
-    if not value:
-        raise bad_request("prompt", f"{where} is empty")
-    for position, item in enumerate(value):
-        if not _is_id(item):
-            raise bad_request("prompt", f"{where}[{position}] has to be a token id")
-        if not 0 <= item < vocab:
-            raise bad_request("prompt", f"token id at {where}[{position}] is outside 0 to {vocab - 1}")
-    return tuple(value)

@@ -63,7 +63,6 @@ class Rank:
 
     def submit(self, generation: Generation, message: Submit) -> None:
         self._open[generation.request_id] = generation
-        self.metrics.prompt_tokens.inc(generation.prompt_tokens)
         self._send(message)
 
     def release(self, generations: Iterable[Generation]) -> None:
@@ -193,5 +192,6 @@ class Rank:
             waiting=beat.waiting if beat else 0,
             kv_blocks_total=beat.kv_blocks_total if beat else self.limits.num_kv_blocks if self.limits else 0,
             kv_blocks_used=beat.kv_blocks_used if beat else 0,
+            first_seen_shapes=beat.first_seen_shapes if beat else 0,
             last_error=self._error,
         )

@@ -25,12 +25,37 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> Usage:
     return Usage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
 
 
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """One entry per token in each list. `text_offset` is where in the choice's text a token begins, in characters.
+
+    The first token of an echoed prompt has no log-probability: nothing stands before it.
+    """
+
+    text_offset: tuple[int, ...]
+    token_logprobs: tuple[float | None, ...]
+    tokens: tuple[str, ...]
+    top_logprobs: tuple[dict[str, float] | None, ...]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """vLLM's form. `rank` is 1 for the most likely token, null for one that is not among the likely ones asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = tuple[dict[str, PromptLogprob] | None, ...]
+"""One entry per prompt token, by token id; null for the first."""
+
+
 class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +69,23 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
+class LikelyToken(msgspec.Struct, frozen=True):
+    """`bytes` are the token's own; `token` spells them, as `bytes:\\xf0\\x9f` where they are not whole characters."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+class ChatToken(LikelyToken, frozen=True):
+    top_logprobs: tuple[LikelyToken, ...]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    content: tuple[ChatToken, ...]
+    refusal: None = None
+
+
 class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str
@@ -53,7 +95,7 @@ class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
@@ -65,6 +107,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: tuple[ChatChoice, ...]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +118,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 

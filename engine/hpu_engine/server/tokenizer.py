@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
 from hpu_engine.contract import FailureReason, TerminationMessage
-from hpu_engine.core.detokenizer import Decode
+from hpu_engine.core.detokenizer import TokenText
 from hpu_engine.server.chat_template import ChatTemplate, TemplateRefused
 from hpu_engine.server.termination import Failed
+from hpu_engine.server.token_bytes import Spelling, UnknownDecoder, read_decoder, spelling_of
 
 INLINE_CHARS = 2048
 """A longer text is tokenized in a thread: a millisecond of tokenizing must not stop every other stream."""
@@ -25,8 +25,17 @@ CONFIG_LIMIT_BYTES = 16 * 1024 * 1024
 
 
 class Tokenizer:
+    """Raises UnknownDecoder for a tokenizer whose tokens do not each stand for bytes of their own."""
+
     def __init__(self, fast: FastTokenizer, chat_template: ChatTemplate | None) -> None:
         self._fast = fast
+        state = None if fast.decoder is None else json.loads(fast.decoder.__getstate__())
+        self._coding = read_decoder(state)
+        self._special = frozenset(
+            token_id for token_id, token in fast.get_added_tokens_decoder().items() if token.special
+        )
+        self._bytes: dict[int, bytes] = {}
+        self._spellings: dict[int, Spelling] = {}
         self.chat_template = chat_template
         self.chars_per_token = max(map(len, fast.get_vocab()), default=1)
         """No token stands for more characters than this, so a text has at least len / this many tokens."""
@@ -40,15 +49,35 @@ class Tokenizer:
         """For callers without an event loop."""
         return tuple(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decoder(self, *, skip_special_tokens: bool) -> Decode:
+    def offsets(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Where in `text` each token that `encode` makes of it begins, in characters."""
+        encoding = self._fast.encode(text, add_special_tokens=add_special_tokens)
+        return tuple(start for start, _ in encoding.offsets)
+
+    def text_of_tokens(self, *, skip_special_tokens: bool) -> TokenText:
         """For a `Detokenizer`. Ids that the vocabulary does not have (padding of the embedding) are no text."""
-        fast = self._fast
+        special, bytes_of = self._special, self._bytes_of
 
-        def decode(token_ids: Sequence[int]) -> str:
-            text: str = fast.decode(token_ids, skip_special_tokens=skip_special_tokens)
-            return text
+        def shown(token_id: int) -> bytes:
+            return b"" if token_id in special else bytes_of(token_id)
 
-        return decode
+        return TokenText(shown if skip_special_tokens else bytes_of, self._coding.leading_spaces)
+
+    def spell(self, token_id: int) -> Spelling:
+        """A token as log-probabilities name it: special tokens, too."""
+        found = self._spellings.get(token_id)
+        if found is None:
+            data = self._bytes_of(token_id)
+            found = self._spellings[token_id] = spelling_of(data)
+        return found
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        found = self._bytes.get(token_id)
+        if found is None:
+            token = self._fast.id_to_token(token_id)
+            found = b"" if token is None else self._coding.to_bytes(token)
+            self._bytes[token_id] = found  # bounded by the vocabulary: ids are checked against it
+        return found
 
 
 def load_tokenizer(model: Path) -> Tokenizer:
@@ -64,7 +93,10 @@ def load_tokenizer(model: Path) -> Tokenizer:
     fast.no_padding()
     config = _read_json(model / "tokenizer_config.json")
     special_tokens = _special_tokens({**_read_json(model / "special_tokens_map.json"), **config})
-    return Tokenizer(fast, _chat_template(model, config, special_tokens))
+    try:
+        return Tokenizer(fast, _chat_template(model, config, special_tokens))
+    except UnknownDecoder as error:
+        raise _broken(file, str(error)) from None
 
 
 def _chat_template(model: Path, config: dict[str, Any], special_tokens: dict[str, str]) -> ChatTemplate | None:

@@ -1,0 +1,56 @@
+"""The prompt as a part of a completion's text, where `echo` asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from hpu_engine.core.detokenizer import Detokenizer
+from hpu_engine.core.messages import TokenLogprobs
+from hpu_engine.server.errors import ApiError
+from hpu_engine.server.logprobs import ScoredToken
+from hpu_engine.server.prompts import Prompt
+from hpu_engine.server.protocol import CompletionRequest
+from hpu_engine.server.tokenizer import INLINE_CHARS, Tokenizer
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt's text, its tokens, and where in the text each of them begins."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    def scored(self, scores: Sequence[TokenLogprobs]) -> tuple[ScoredToken, ...]:
+        """`scores` are those of the second token and on. Raises `ApiError` 500 where the engine left some out."""
+        if len(scores) != len(self.token_ids) - 1:
+            raise ApiError(500, f"the engine scored {len(scores) + 1} of the prompt's {len(self.token_ids)} tokens")
+        each = zip(self.token_ids, chain((None,), scores), self.offsets, strict=True)
+        return tuple(ScoredToken(token_id, own, offset) for token_id, own, offset in each)
+
+
+async def echo_of(given: Prompt, token_ids: tuple[int, ...], request: CompletionRequest, tokenizer: Tokenizer) -> Echo:
+    """A text is echoed as it was given, token ids as the text that they are."""
+    make = _of_text if isinstance(given, str) else _of_tokens
+    if len(given) <= INLINE_CHARS:
+        return make(given, token_ids, request, tokenizer)
+    return await asyncio.to_thread(make, given, token_ids, request, tokenizer)
+
+
+def _of_text(given: Prompt, token_ids: tuple[int, ...], request: CompletionRequest, tokenizer: Tokenizer) -> Echo:
+    assert isinstance(given, str)
+    if request.logprobs is None:
+        return Echo(given, token_ids, (0,) * len(token_ids))
+    return Echo(given, token_ids, tokenizer.offsets(given, add_special_tokens=request.add_special_tokens))
+
+
+def _of_tokens(_: Prompt, token_ids: tuple[int, ...], request: CompletionRequest, tokenizer: Tokenizer) -> Echo:
+    detokenizer = Detokenizer(tokenizer.text_of_tokens(skip_special_tokens=request.skip_special_tokens))
+    text, offsets = "", []
+    for token_id in token_ids:
+        offsets.append(detokenizer.num_chars)
+        text += detokenizer.push(token_id).text
+    return Echo(text + detokenizer.flush().text, token_ids, tuple(offsets))

@@ -1,0 +1,154 @@
+"""From a checked request to the engine's jobs: prompts in tokens, how long an answer may get, one seed a sample."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from hpu_engine.core.messages import Loaded
+from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.server.engine import Job
+from hpu_engine.server.errors import ApiError, bad_request
+from hpu_engine.server.protocol import MAX_SEQUENCES, ChatCompletionRequest, CompletionRequest
+from hpu_engine.server.serving import LoadedModel
+from hpu_engine.server.tokenizer import Tokenizer
+
+
+async def encode_prompt(
+    text: str, tokenizer: Tokenizer, limits: Loaded, *, param: str, add_special_tokens: bool
+) -> tuple[int, ...]:
+    """Token ids of a prompt. One that cannot fit by its length alone is refused before it costs any tokenizing."""
+    if len(text) > limits.max_model_len * tokenizer.chars_per_token:
+        raise prompt_too_long(
+            param, f"{len(text)} characters, which no {limits.max_model_len} tokens stand for", limits
+        )
+    token_ids = await tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    if not token_ids:
+        raise bad_request(param, f"{param} has no tokens")
+    return token_ids
+
+
+def output_limit(
+    prompt_tokens: int, wanted: int | None, default: int | None, limits: Loaded, *, least: int, param: str = "prompt"
+) -> int:
+    """How many tokens may be generated: what was asked for, never past the end of the context.
+
+    With neither `wanted` nor `default` it is all the room there is. Raises `ApiError` 400 when there is none, when more
+    is wanted than the whole context has, or when `least` tokens are more than what is wanted.
+    """
+    if prompt_tokens >= limits.max_model_len:
+        raise prompt_too_long(param, f"{prompt_tokens} tokens", limits)
+    if wanted is not None and wanted > limits.max_model_len:
+        raise bad_request(
+            "max_tokens", f"max_tokens is {wanted}; prompt and output together are limited to {limits.max_model_len}"
+        )
+    asked = default if wanted is None else wanted
+    if asked is not None and least > asked:
+        raise bad_request("min_tokens", f"min_tokens is {least}, and max_tokens is only {asked}")
+    room = limits.max_model_len - prompt_tokens
+    if asked is None:
+        # A KV slot a token: more than the pool holds would be refused, though nobody asked for that much.
+        return max(1, min(room, limits.num_kv_blocks * limits.block_size - prompt_tokens))
+    return min(room, asked)
+
+
+def prompt_too_long(param: str, size: str, limits: Loaded) -> ApiError:
+    return bad_request(
+        param,
+        f"the prompt has {size}; prompt and output together are limited to {limits.max_model_len} tokens",
+        code="context_length_exceeded",
+    )
+
+
+def check_for_model(request: CompletionRequest | ChatCompletionRequest, prompts: int, model: LoadedModel) -> None:
+    """Raises `ApiError` 400 for an id outside the vocabulary, and for more sequences than one request may have."""
+    if prompts * request.n > MAX_SEQUENCES:
+        raise bad_request("n", f"{prompts} prompts times n of {request.n} is more than {MAX_SEQUENCES} sequences")
+    vocab = model.description.vocab
+    for name, token_ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", request.logit_bias)):
+        for token_id in token_ids:
+            if token_id >= vocab:
+                raise bad_request(name, f"{name} has {token_id}; the vocabulary ends at {vocab - 1}")
+
+
+def completion_job(prompt: tuple[int, ...], request: CompletionRequest, limit: int, model: LoadedModel) -> Job:
+    """`limit` is how many tokens may be generated; 0 for the prompt alone."""
+    params = _params(request, model, limit, logprobs=request.logprobs, prompt_logprobs=request.scored_prompt)
+    return _job(prompt, request, params, model, continues=True, only_prompt=not limit)
+
+
+def chat_job(prompt: tuple[int, ...], request: ChatCompletionRequest, limit: int, model: LoadedModel) -> Job:
+    """`limit` is how many tokens may be generated."""
+    logprobs = request.top_logprobs if request.logprobs else None
+    params = _params(request, model, limit, logprobs=logprobs, prompt_logprobs=request.prompt_logprobs)
+    return _job(prompt, request, params, model, continues=False)
+
+
+def _job(
+    prompt: tuple[int, ...],
+    request: CompletionRequest | ChatCompletionRequest,
+    params: SamplingParams,
+    model: LoadedModel,
+    *,
+    continues: bool,
+    only_prompt: bool = False,
+) -> Job:
+    return Job(
+        prompt=prompt,
+        params=_samples(params, request.n),
+        stops=request.stop,
+        tokens=model.tokenizer.text_of_tokens(skip_special_tokens=request.skip_special_tokens),
+        shown_stop_ids=frozenset(request.stop_token_ids),
+        continues=continues,
+        only_prompt=only_prompt,
+    )
+
+
+def _params(
+    request: CompletionRequest | ChatCompletionRequest,
+    model: LoadedModel,
+    limit: int,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    own = () if request.ignore_eos else model.description.eos_token_ids
+    return SamplingParams(
+        max_tokens=max(1, limit),  # the worker ends a request by a token
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        top_k=max(0, request.top_k or 0),
+        min_p=request.min_p,
+        repetition_penalty=request.repetition_penalty,
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        logit_bias=request.logit_bias,
+        min_tokens=min(request.min_tokens, limit),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        seed=request.seed,
+        stop_token_ids=tuple(dict.fromkeys((*request.stop_token_ids, *own))),
+        ignore_eos=request.ignore_eos,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _samples(params: SamplingParams, n: int) -> tuple[SamplingParams, ...]:
+    """Each with a seed of its own; the prompt is scored once."""
+    others = (
+        msgspec.structs.replace(params, seed=sample_seed(params.seed, number), prompt_logprobs=None)
+        for number in range(1, n)
+    )
+    return (params, *others)
+
+
+def sample_seed(seed: int | None, number: int) -> int | None:
+    """The seed of one of `n` samples: the first has the request's own, so that it is the answer without `n`.
+
+    A hash and no sum: the second sample of seed 7 must not be the first of seed 8.
+    """
+    if seed is None or number == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
