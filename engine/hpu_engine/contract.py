@@ -140,6 +140,7 @@ class RankState(_Wire):
     waiting: int = 0
     kv_blocks_total: int = 0
     kv_blocks_used: int = 0
+    first_seen_shapes: int = Field(0, description="Shapes that ran for the first time after warm-up.")
     last_error: str | None = None
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "engine" / "hpu_engine"
 OPERATOR = ROOT / "operator" / "hpu_operator"
 
-TORCH_IN_CORE = {"batch.py", "sampler.py", "loop.py"}
+TORCH_IN_CORE = {"batch.py", "padded_batch.py", "sampler.py", "loop.py"}
 """The files of core/ that compute; scheduler, blocks, requests and messages do not."""
 
 PLANNING_MAY_IMPORT = {"pydantic", "pydantic_core", "hpu_engine", "matplotlib"}
