@@ -178,7 +178,6 @@ class Rank:
     @property
     def heartbeat_age_seconds(self) -> float | None:
         return None if self._beat_at is None else time.monotonic() - self._beat_at
-            first_seen_shapes=beat.first_seen_shapes if beat else 0,
 
     def state(self) -> RankState:
         beat = self._beat
