@@ -30,7 +30,7 @@ def strays(tests: Iterable[tuple[str, Iterable[str]]]) -> list[str]:
     return sorted(found - {"with nodes"})
 
 
-class Sharing(LoadScopeScheduling):
+class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # the plugin is not typed
     """Hands out the units one by one, to whoever is nearly done with the last."""
 
     def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:

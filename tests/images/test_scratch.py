@@ -33,8 +33,8 @@ class Holder:
     """Another process that uses a folder."""
 
     def __init__(self, rooms: Path, how: str = "alone") -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "-c", HOLDER, rooms, how], cwd=ROOT, text=True, **pipes)
+        argv = [sys.executable, "-c", HOLDER, str(rooms), how]
+        self.process = subprocess.Popen(argv, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.process.stdout
         folder, child = self.process.stdout.readline().rsplit(maxsplit=1)
         self.folder, self.child = Path(folder), int(child)
@@ -106,7 +106,7 @@ def test_a_build_goes_on_while_others_call_buildah(tmp_path: Path) -> None:
             "from tests.images.store import Store;"
             "Buildah.on(Store(Path(sys.argv[1]))).run('x', 'build', '--layers', '--tag', sys.argv[2], sys.argv[3])"
         )
-        argv = [sys.executable, "-c", program, store.folder, f"localhost/{name}:1", context]
+        argv = [sys.executable, "-c", program, str(store.folder), f"localhost/{name}:1", str(context)]
         builders.append(subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     buildah = Buildah.on(store)
     calls = 0
