@@ -208,13 +208,18 @@ class ScriptedWorker:
         end = time.monotonic() + self.script.busy_step_seconds
         while time.monotonic() < end:
             pass
-        outputs = tuple(row.step(self.script.tokens_per_step) for row in self.rows.values())
+        outputs = tuple(row.step(self.script.tokens_per_step) for row in self.rows.values() if not self.waits(row))
         for output in outputs:
             if output.finish is not None:
                 del self.rows[output.request_id]
         self.steps += 1
         self.connection.send(StepOutputs(rows=outputs, step_seconds=0.001, batched_tokens=len(outputs)))
         self.heartbeat()
+
+    def waits(self, row: Row) -> bool:
+        """A sample begins once the first one has its whole prompt."""
+        first = self.rows.get(row.submit.shares_prompt_with or "")
+        return first is not None and first.emitted == 0
 
     def heartbeat(self) -> None:
         self.connection.send(
