@@ -16,6 +16,7 @@ from tests.images import base, index
 from tests.images.buildah import Buildah
 from tests.images.errors import UnknownImage
 from tests.images.layout import Layout
+from tests.images.pruning import note_use, prune
 from tests.images.scratch import scratch
 from tests.images.store import Store, checksum, say, step
 
@@ -101,10 +102,12 @@ def build(
                     environment = f"{PREFIX}/{stage}:{environment_tag(root, target, bases)}"
                     if not buildah.has(environment):
                         with step(f"dependencies of {target}"):
+                            # How they were made is no use any more: they are found by their name.
                             _build(buildah, root, stage, environment, arguments)
+                    note_use(store, environment)
                     arguments[stage.upper().replace("-", "_")] = environment
                 with step(f"image {target}"):
-                    _build(buildah, root, target, reference, arguments)
+                    note_use(store, reference, _build(buildah, root, target, reference, arguments))
                 digest = ""
                 if target in LOCAL_TARGETS:
                     with step(f"image {target} into the layout"):
@@ -112,7 +115,9 @@ def build(
                 built[target] = Image(target, reference, digest)
                 _record(store, built)
             Layout(store.layout).keep(image.reference for image in built.values() if image.digest)
+            prune(store, buildah, pinned={base.REFERENCE, *_in_records(store)})
         for target in targets:
+            note_use(store, built[target].reference)
             say(f"{target}: {built[target].reference}{'' if target in missing else ' (as built before)'}")
         return {target: built[target] for target in targets}
 
@@ -130,6 +135,12 @@ def _record(store: Store, built: dict[str, Image]) -> None:
     partial.rename(store.record)
 
 
+def _in_records(store: Store) -> set[str]:
+    """What any set of images has as its current one."""
+    records = (json.loads(path.read_text()) for path in store.folder.glob("images*.json"))
+    return {fields["reference"] for record in records for fields in record.values()}
+
+
 def _is_whole(store: Store, image: Image | None, wanted_tag: str) -> bool:
     if image is None or not image.reference.endswith(f":{wanted_tag}"):
         return False
@@ -138,9 +149,10 @@ def _is_whole(store: Store, image: Image | None, wanted_tag: str) -> bool:
     return Buildah.on(store).has(image.reference)
 
 
-def _build(buildah: Buildah, root: Path, target: str, reference: str, arguments: dict[str, str]) -> None:
+def _build(buildah: Buildah, root: Path, target: str, reference: str, arguments: dict[str, str]) -> str:
+    """Builds one target; what buildah said."""
     with scratch(buildah.store.scratch) as private:
-        buildah.run(
+        return buildah.run(
             f"image {target}",
             *("build", "--layers", "--pull=false", "--network", "host"),
             *(part for name, value in arguments.items() if value for part in ("--build-arg", f"{name}={value}")),

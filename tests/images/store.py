@@ -4,6 +4,7 @@ storage/     buildah's layers, its own and not the machine's
 base/        the base image's file system as one archive
 oci/         the finished images, sharing layers: an OCI layout
 images.json  what was built from which content
+uses.json    when each version was asked for last
 tmp/         a folder for each call that is at work
 """
 
@@ -43,6 +44,10 @@ class Store:
     @property
     def record(self) -> Path:
         return self.folder / f"images{self.set_name}.json"
+
+    @property
+    def uses(self) -> Path:
+        return self.folder / "uses.json"
 
     @property
     def scratch(self) -> Path:
