@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cluster import modules
+from tests.cluster import modules, pruning
 from tests.cluster.errors import BuildFailed, MissingRequirement
 from tests.cluster.modules import Module, Program
 from tests.machine import cache_folder
@@ -93,9 +93,11 @@ def go_version() -> str:
 def build(module: Module, programs: Sequence[Program], listener: Say = say) -> Path:
     """Build what is missing of these programs; returns the folder that holds them. BuildFailed, MissingRequirement."""
     target = cache_folder() / "bin" / checksum(module, go_version())
-    if all((target / program.name).exists() for program in programs):
-        return target
     try:
+        with pruning.using(target.parent):
+            if all((target / program.name).exists() for program in programs):
+                pruning.note_use(target)
+                return target
         target.mkdir(parents=True, exist_ok=True)
         with (target / ".lock").open("a+") as lock:
             _acquire(lock.fileno(), module.name, listener)
@@ -194,10 +196,15 @@ def cluster_binaries(*, nodes: bool, version: str = modules.KUBERNETES_VERSION, 
     ]
     key = hashlib.sha256("".join(str(folder) for folder, _ in built).encode()).hexdigest()[:16]
     links = cache_folder() / "bin" / f"set-{key}"
-    links.mkdir(parents=True, exist_ok=True)
-    for folder, programs in built:
-        for program in programs:
-            link = links / program.name
-            with contextlib.suppress(FileExistsError):
-                os.link(folder / program.name, link)
+    with pruning.using(links.parent):
+        is_new = not links.exists()
+        links.mkdir(parents=True, exist_ok=True)
+        for folder, programs in built:
+            for program in programs:
+                link = links / program.name
+                with contextlib.suppress(FileExistsError):
+                    os.link(folder / program.name, link)
+        pruning.note_use(links)
+    if is_new:
+        pruning.prune(links.parent, listener)
     return links

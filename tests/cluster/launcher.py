@@ -22,6 +22,7 @@ from tests.cluster.state import Cluster
 
 # What `logs` of a failed start are kept for: the folder itself goes.
 _KEPT_LOG_BYTES = 4 * 1024 * 1024
+_KEPT_STARTS = 20
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,8 @@ def _keep_logs(cluster: Cluster) -> None:
     with contextlib.suppress(OSError):
         shutil.rmtree(kept, ignore_errors=True)
         kept.mkdir(parents=True)
+        for old in sorted(kept.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT_STARTS:]:
+            shutil.rmtree(old, ignore_errors=True)
         for log in (cluster.folder / "log").iterdir():
             with log.open("rb") as source:
                 source.seek(max(0, log.stat().st_size - _KEPT_LOG_BYTES))
