@@ -26,6 +26,7 @@ from hpu_operator.runtime.announcer import Announcer
 from hpu_operator.runtime.cache import Cache
 from hpu_operator.runtime.children import Children
 from hpu_operator.runtime.intake import Intake
+from hpu_operator.runtime.leader_only import LeaderOnly
 from hpu_operator.runtime.lease import Lease
 from hpu_operator.runtime.observer import Observer
 from hpu_operator.runtime.queue import Queue
@@ -99,12 +100,13 @@ class Operator:
         queue = Queue(self._metrics, time.monotonic)
         cache = Cache()
         watch = RankWatch(ranks, self._metrics, time.monotonic, queue.add)
-        announcer = Announcer(client)
+        leader = LeaderOnly(client, lease)
+        announcer = Announcer(leader)
         reconciler = Reconciler(
             cache=cache,
-            children=Children(client, cache, announcer),
+            children=Children(leader, cache, announcer),
             observer=Observer(client, cache, watch, self._url_of, time.monotonic),
-            status=StatusWriter(client, cache, time.monotonic),
+            status=StatusWriter(leader, cache, time.monotonic),
             announcer=announcer,
             default_image=settings.engine_image_cpu,
             now=lambda: datetime.now(UTC),

@@ -74,7 +74,9 @@ async def test_a_restart_with_objects_present_writes_nothing_and_restarts_nothin
 
 
 @asynccontextmanager
-async def process(handle: OperatorHandle, ranks: ScriptedRanks, log: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(
+    handle: OperatorHandle, ranks: ScriptedRanks, log: Path, identity: str = "tests"
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """An operator in a process of its own, which can be killed."""
     with log.open("ab") as output:
         started = await asyncio.create_subprocess_exec(
@@ -84,6 +86,7 @@ async def process(handle: OperatorHandle, ranks: ScriptedRanks, log: Path) -> As
             handle.namespace,
             ranks.base,
             str(free_port()),
+            identity,
             env=os.environ | {"KUBECONFIG": str(handle.kubeconfig)},
             stdout=output,
             stderr=output,
@@ -177,72 +180,6 @@ async def test_a_change_is_acted_on_within_200_ms(
         await eventually("Ready", partial(is_ready, admin, namespace, generation=replicas))
     print("spec change acted on after", [f"{seconds * 1000:.0f} ms" for seconds in took])
     assert min(took) < 0.2
-
-
-async def test_the_api_server_may_go_away_and_come_back(
-    control_plane: ControlPlane, admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
-) -> None:
-    await operator.start_as_a_kubelet_does()
-    await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready", lambda: is_ready(admin, namespace))
-    before = await pods_of(admin, namespace)
-    control_plane.kill("apiserver")
-    await asyncio.sleep(2)
-    await asyncio.to_thread(control_plane.restart, "apiserver")
-    await admin.create(INFERENCE, namespace, inference("second"))
-    await eventually("the second is Ready", lambda: is_ready(admin, namespace, "second"), seconds=60)
-    assert before.items() <= (await pods_of(admin, namespace)).items()
-
-
-async def test_a_deletion_that_no_watch_told_is_found(
-    control_plane: ControlPlane, admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
-) -> None:
-    """The API server restarts with an empty watch cache, and a Service is deleted before kopf lists again."""
-    await operator.start_as_a_kubelet_does()
-    await admin.create(INFERENCE, namespace, inference())
-    # The controllers may still be backing off from the restart of another test.
-    await eventually("Ready", lambda: is_ready(admin, namespace), seconds=90)
-    control_plane.kill("apiserver")
-    await asyncio.to_thread(control_plane.restart, "apiserver")
-    before = await admin.get(SERVICE, namespace, "smol-ranks")
-    assert before is not None
-    await admin.delete(SERVICE, namespace, "smol-ranks")
-
-    async def again() -> bool:
-        found = await admin.get(SERVICE, namespace, "smol-ranks")
-        return found is not None and bool(found["metadata"]["uid"] != before["metadata"]["uid"])
-
-    await eventually("the Service again", again, seconds=60)
-
-
-async def test_two_operators_one_works_and_the_other_takes_over(
-    control_plane: ControlPlane, admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
-) -> None:
-    first, first_task = await operator.start(identity="first")
-    await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready", lambda: is_ready(admin, namespace))
-    await operator.start(identity="second")
-    before = await pods_of(admin, namespace)
-    first.stop()
-    assert await asyncio.wait_for(first_task, 40) == 0
-    await admin.create(INFERENCE, namespace, inference("later"))
-    await eventually("the second works", lambda: is_ready(admin, namespace, "later"), seconds=40)
-    assert before.items() <= (await pods_of(admin, namespace)).items()
-
-
-async def test_a_lost_lease_ends_the_process(
-    control_plane: ControlPlane, admin: Admin, namespace: str, operator: OperatorHandle
-) -> None:
-    from hpu_operator.kube.kinds import LEASE
-
-    _, task = await operator.start()
-
-    async def held() -> bool:
-        return await admin.get(LEASE, namespace, "hpu-operator") is not None
-
-    await eventually("the lease", held)
-    await admin.merge(LEASE, namespace, "hpu-operator", {"spec": {"holderIdentity": "usurper"}})
-    assert await asyncio.wait_for(task, 30) == 1
 
 
 async def test_progress_is_written_at_most_every_ten_seconds(

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from hpu_operator.kube.kinds import LEASE
 from hpu_operator.kube.port import Conflict, Unavailable
 from hpu_operator.runtime import lease as lease_module
+from hpu_operator.runtime.leader_only import LeaderOnly
 from hpu_operator.runtime.lease import DEADLINE_SECONDS, DURATION_SECONDS, Lease
 
 
@@ -149,3 +151,26 @@ async def test_holding_ends_when_another_holds(
     assert store.live is not None
     store.live["spec"]["holderIdentity"] = "b"
     await asyncio.wait_for(held.hold(), 1)
+
+
+async def test_nothing_is_written_in_the_middle_of_work_while_the_lease_is_unconfirmed(
+    store: LeaseStore, clock: Clock
+) -> None:
+    held = candidate(store, clock, "a")
+    await held.acquire()
+    api = LeaderOnly(store, held)  # type: ignore[arg-type]
+    assert await api.replace(LEASE, "ns", "lease", store.live or {})
+    clock.now += DEADLINE_SECONDS
+    before = copy.deepcopy(store.live)
+    writes = (
+        lambda: api.apply(LEASE, {}),
+        lambda: api.apply_status(LEASE, {}),
+        lambda: api.delete(LEASE, "ns", "lease", "uid"),
+        lambda: api.create(LEASE, "ns", {}),
+        lambda: api.replace(LEASE, "ns", "lease", store.live or {}),
+    )
+    for write in writes:
+        with pytest.raises(Unavailable, match="the lease was not renewed in time"):
+            await write()
+    assert store.live == before
+    assert await api.get(LEASE, "ns", "lease") == before, "looking is allowed"

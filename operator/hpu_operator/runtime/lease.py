@@ -2,9 +2,9 @@
 
 The holder renews every `RENEW_SECONDS`; a candidate takes over when the holder has not renewed for the lease's duration
 *as this candidate has seen it*, so clocks of two machines are never compared. A holder that could not renew for
-`DEADLINE_SECONDS` works on nothing, because another may have taken over; when the server answers again it either
-still holds the lease and goes on, or has lost it, and losing ends the process. So an outage of the API server, in which
-nobody can take over, costs no restart.
+`DEADLINE_SECONDS` starts nothing and writes nothing, because another may have taken over; when the server answers
+again it either still holds the lease and goes on, or has lost it, and losing ends the process. So an outage of the API
+server, in which nobody can take over, costs no restart.
 
 An identity that was given (a pod's name) belongs to one process at a time: a container that is restarted in the same
 pod takes its predecessor's lease at once.
@@ -69,9 +69,14 @@ class Lease:
             except (KubeError, TimeoutError) as error:
                 _log.warning("lease not renewed", error=str(error))
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether the lease was renewed in time, so that nobody else can hold it."""
+        return self._clock() - self._renewed_at < DEADLINE_SECONDS
+
     async def confirmed(self) -> None:
         """Return at once while the lease was renewed in time, else when it has been renewed again."""
-        while self._clock() - self._renewed_at >= DEADLINE_SECONDS:
+        while not self.is_confirmed:
             self._renewed.clear()
             await self._renewed.wait()
 
