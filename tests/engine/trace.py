@@ -9,24 +9,28 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from hpu_engine.config import EngineConfig
+from hpu_engine.core.buckets import ShapeMap
 from hpu_engine.core.kv_blocks import BlockPool
 from hpu_engine.core.loop import StepLoop
-from hpu_engine.core.messages import Rejected, Submit
+from hpu_engine.core.messages import Rejected, Submit, TokenLogprobs
 from hpu_engine.core.sampler import Sampled
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Limits, Scheduler, Step
-from hpu_engine.rank import Rank
+from hpu_engine.rank import Rank, bucket_set
+from hpu_engine.warm_up import run_buckets
 
 
 class RecordingLoop(StepLoop):
     """Keeps the logits that each token was sampled from."""
 
-    def __init__(self, scheduler: Scheduler, rank: Rank) -> None:
-        super().__init__(scheduler, rank.runner)
+    def __init__(self, scheduler: Scheduler, rank: Rank, shapes: ShapeMap | None = None) -> None:
+        super().__init__(scheduler, rank.runner, shapes)
         self.logits: dict[tuple[str, int], Tensor] = {}
 
     def _sample(self, step: Step, logits: Tensor) -> tuple[list[Sampled | None], list[Rejected]]:
-        for row, own in zip([row for row in step.rows if row.emits], logits, strict=True):
+        emitting = [row for row in step.rows if row.emits]
+        for row, own in zip(emitting, logits[: len(emitting)], strict=True):
             self.logits[row.request.request_id, row.request.num_output] = own.clone()
         return super()._sample(step, logits)
 
@@ -42,27 +46,40 @@ class Asked:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a rank shares its steps. Everything here must leave the tokens as they are."""
+    """How a rank shares its steps. Everything here must leave the tokens as they are.
+
+    `force_buckets`: every step is padded to the buckets that are planned for these limits, all of them warm.
+    """
 
     budget: int
     num_blocks: int
     max_num_seqs: int = 8
     prefix_cache: bool = True
+    force_buckets: bool = False
 
 
 @dataclass
 class Answers:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     logits: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
     preemptions: int = 0
     prefix_hits: int = 0
+    first_seen_shapes: int = 0
 
 
 def replay(rank: Rank, asked: Sequence[Asked], schedule: Schedule) -> Answers:
     limits = Limits(schedule.budget, schedule.max_num_seqs, rank.loaded.max_model_len)
     pool = BlockPool(schedule.num_blocks, rank.loaded.block_size, prefix_cache=schedule.prefix_cache)
-    loop = RecordingLoop(Scheduler(limits, pool), rank)
-    answers = Answers(tokens={one.name: [] for one in asked})
+    names = [one.name for one in asked]
+    answers = Answers({name: [] for name in names}, {}, {name: [] for name in names}, {name: [] for name in names})
+    loop = RecordingLoop(
+        Scheduler(limits, pool), rank, shape_map(rank, limits, pool) if schedule.force_buckets else None
+    )
+    if loop.shapes.buckets is not None:
+        run_buckets(rank.runner, loop.shapes.buckets, loop.first_seen, lambda _progress: None)
+    loop.first_seen.end_warm_up()
     waiting = sorted(asked, key=lambda one: one.arrives_at_step)
     number = 0
     while waiting or loop.has_work:
@@ -75,13 +92,22 @@ def replay(rank: Rank, asked: Sequence[Asked], schedule: Schedule) -> Answers:
         assert not result.rejected
         for row in result.outputs:
             answers.tokens[row.request_id].extend(row.token_ids)
+            answers.logprobs[row.request_id].extend(row.logprobs or ())
+            answers.prompt_logprobs[row.request_id].extend(row.prompt_logprobs or ())
         loop.scheduler.check_integrity()
         number += 1
     assert pool.num_used == 0
     answers.logits = loop.logits
     answers.preemptions = loop.scheduler.counters.preemptions
     answers.prefix_hits = loop.scheduler.counters.prefix_hits
+    answers.first_seen_shapes = loop.first_seen.after_warm_up
     return answers
+
+
+def shape_map(rank: Rank, limits: Limits, pool: BlockPool) -> ShapeMap:
+    """The buckets of these limits, whatever the rank was opened with."""
+    config = EngineConfig(model="", block_size=pool.block_size)
+    return ShapeMap(pool.block_size, bucket_set(config, rank.runner.transformer.description, limits, pool.num_blocks))
 
 
 def one_at_a_time(rank: Rank, asked: Sequence[Asked], num_blocks: int) -> Answers:
@@ -91,6 +117,8 @@ def one_at_a_time(rank: Rank, asked: Sequence[Asked], num_blocks: int) -> Answer
         alone = replace(one, arrives_at_step=0, aborted_at_step=None)
         own = replay(rank, [alone], Schedule(len(one.prompt) + 1, num_blocks, prefix_cache=False))
         answers.tokens.update(own.tokens)
+        answers.logprobs.update(own.logprobs)
+        answers.prompt_logprobs.update(own.prompt_logprobs)
         answers.logits.update(own.logits)
     return answers
 
@@ -107,11 +135,18 @@ def first_difference(expected: Answers, found: Answers) -> str | None:
     for name, tokens in found.tokens.items():
         if tokens != expected.tokens[name][: len(tokens)]:
             return f"tokens of {name}: {tokens} instead of {expected.tokens[name]}"
+        for what in ("logprobs", "prompt_logprobs"):
+            wanted, got = getattr(expected, what)[name], getattr(found, what)[name]
+            for number, (left, right) in enumerate(zip(wanted, got, strict=False)):
+                if left != right:
+                    return f"{what} of {name}, number {number}: {right} instead of {left}"
     return None
 
 
 def random_trace(seed: int, vocab: int, block_size: int, count: int = 6) -> list[Asked]:
-    """Prompts that share prefixes, lengths around multiples of the block size, seeded and greedy rows, some aborts."""
+    """Prompts that share prefixes, lengths around multiples of the block size, seeded and greedy rows, penalties,
+    log-probabilities, some aborts.
+    """
     chance = random.Random(seed)
     stem = [chance.randrange(vocab) for _ in range(3 * block_size)]
     asked = []
@@ -126,6 +161,10 @@ def random_trace(seed: int, vocab: int, block_size: int, count: int = 6) -> list
             top_p=chance.choice([1.0, 0.9]),
             top_k=chance.choice([0, 40]),
             seed=chance.getrandbits(40),
+            logprobs=chance.choice([None, None, 0, 3]),
+            prompt_logprobs=chance.choice([None, None, None, 2]),
+            repetition_penalty=chance.choice([1.0, 1.0, 1.2]),
+            frequency_penalty=chance.choice([0.0, 0.0, 0.5]),
         )
         arrives = chance.randint(0, 12)
         aborted = arrives + chance.randint(1, 12) if chance.random() < 0.15 else None

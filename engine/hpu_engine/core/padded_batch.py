@@ -37,7 +37,7 @@ class PaddedSingles:
     """Rows with one new token. `rows` [rows]: places in the buffer; `lens` [rows]: visible tokens.
 
     `blocks` [1 + blocks]: scratch, then the blocks of all rows, row by row; `owners` and `columns` [1 + blocks]: whose
-    block it is (`len(rows)`: nobody's) and which of that row's. `places` [rows, width]: where in `blocks` each row's
+    block it is and which of that row's; nobody's are given to row 0, which does not take them. `places` [rows, width]: where in `blocks` each row's
     are, 0 (scratch) where it has no more; the width holds the longest row that the bucket covers.
     """
 
@@ -129,7 +129,7 @@ def _singles(rows: Sequence[Row], start: int, call: Fit, spare: int, limits: Ste
     num_rows, num_blocks = call.size
     size = limits.block_size
     width = min(num_blocks, limits.blocks_per_row)
-    blocks, owners, columns = [SCRATCH_BLOCK], [num_rows], [0]
+    blocks, owners, columns = [SCRATCH_BLOCK], [0], [0]
     places: list[list[int]] = []
     for number, row in enumerate(rows):
         used = row.context_len // size + 1
@@ -142,7 +142,7 @@ def _singles(rows: Sequence[Row], start: int, call: Fit, spare: int, limits: Ste
         rows=_index(_filled(list(range(start, start + len(rows))), num_rows, spare)),
         lens=_index(_filled([row.context_len + 1 for row in rows], num_rows, 1)),
         blocks=_index(_filled(blocks, 1 + num_blocks, SCRATCH_BLOCK)),
-        owners=_index(_filled(owners, 1 + num_blocks, num_rows)),
+        owners=_index(_filled(owners, 1 + num_blocks, 0)),
         columns=_index(_filled(columns, 1 + num_blocks, 0)),
         places=_index(places).view(num_rows, width),
     )

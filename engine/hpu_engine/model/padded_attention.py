@@ -128,16 +128,15 @@ class _Singles:
         self._padded_group = padded_group
         num_rows, width = singles.places.shape
         size, group = cache.block_size, shape.group
-        # Pages of nobody take the query of row 0; what comes of them is dropped with row `num_rows`.
-        self._askers = singles.owners % num_rows
         head = torch.arange(shape.heads)
         padded_heads = shape.kv_heads * padded_group
         place_of_head = head // group * padded_group + head % group
         head_at_place = torch.zeros(padded_heads, dtype=torch.int64).index_copy_(0, place_of_head, head)
         self._to_rows = (singles.places[:, None, :] * padded_heads + place_of_head[:, None]).flatten()
         self._to_pages = (
-            (self._askers[:, None] * shape.heads + head_at_place) * width + singles.columns[:, None]
+            (self._owners[:, None] * shape.heads + head_at_place) * width + singles.columns[:, None]
         ).flatten()
+        self._columns = singles.places.t().contiguous()
         self._hidden = (torch.arange(width * size) >= singles.lens[:, None])[:, None, :]
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
@@ -145,7 +144,7 @@ class _Singles:
         pages = self._blocks.shape[0]
         batch = pages * s.kv_heads
         queries = F.pad((q * s.scale).view(rows, s.kv_heads, s.group, s.head_dim), (0, 0, 0, group - s.group))
-        queries = queries.view(rows, -1).index_select(0, self._askers).view(batch, group, s.head_dim)
+        queries = queries.view(rows, -1).index_select(0, self._owners).view(batch, group, s.head_dim)
         keys, values = (
             part.index_select(0, self._blocks).view(batch, size, s.head_dim) for part in (cache.keys, cache.values)
         )
@@ -154,8 +153,11 @@ class _Singles:
         weights = torch.softmax(by_row.masked_fill_(self._hidden, float("-inf")), dim=-1).to(q.dtype)
         by_page = weights.view(-1, size).index_select(0, self._to_pages).view(batch, group, size)
         mixes = torch.bmm(by_page, values)[:, : s.group].reshape(pages, -1)
-        # One page after the other, so the mixes of a row are added first page to last.
-        return mixes.new_zeros(rows + 1, mixes.shape[1]).index_add_(0, self._owners, mixes)[:rows]
+        mixes[0] = 0.0  # scratch, where a row has no more pages
+        total = mixes.index_select(0, self._columns[0])
+        for column in self._columns[1:]:
+            total += mixes.index_select(0, column)
+        return total
 
 
 def _hidden(last_visible: Tensor, length: int) -> Tensor:
