@@ -2,28 +2,24 @@
 
 Compute type. Where this processor multiplies bfloat16 natively (oneDNN says so) bfloat16 is computed as such; elsewhere
 a bfloat16 matrix product is emulated at a fraction of the speed of float32, so everything is computed in float32, which
-rounds less. Linears: plain or packed (oneDNN's own weight layout), whichever is faster here, measured once per shape.
+rounds less, with weights of half the bytes where that loses no digit. Kernels of linears are chosen by speed.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.device.base import Device, ExpertKernel, Linear, UnsupportedOnDevice, WarmUpShape
 from hpu_engine.device.exact_rows import RowClass, exact_linear, find_group_rows, find_row_class
 from hpu_engine.device.expert_kernels import sorted_kernel, static_kernel
+from hpu_engine.device.linear_kernels import LinearKernels, packed, plain
 
 _LinearKey = tuple[torch.dtype, int, int]
-"""Type, rows and columns of a weight: linears of one key get one kernel."""
-_MEASURED_ROWS = (1, 32)
-_MEASURE_REPEATS = 5
+"""Type, rows and columns of a weight: linears of one key are treated alike."""
 
 
 class CpuDevice(Device):
@@ -34,7 +30,7 @@ class CpuDevice(Device):
         """`static_shapes`: nothing of a step may branch on its data, as on a device that compiles graphs."""
         self._exact = exact
         self._static_shapes = static_shapes
-        self._packed_is_faster: dict[_LinearKey, bool] = {}
+        self._kernels = LinearKernels()
         self._row_classes: dict[_LinearKey, RowClass] = {}
 
     def compute_dtype(self, requested: str) -> torch.dtype:
@@ -46,20 +42,12 @@ class CpuDevice(Device):
         raise UnsupportedOnDevice(f"dtype {requested} is not supported on the CPU; supported are bfloat16, float32")
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        out_features, in_features = weight.shape
-        key = (weight.dtype, out_features, in_features)
-        plain = partial(F.linear, weight=weight, bias=bias)
-        packed = _packed(weight, bias)
-        if self._exact:
-            return self._exact_linear(packed or plain, weight, key)
-        if packed is None:
-            return plain
-        if key not in self._packed_is_faster:
-            self._packed_is_faster[key] = _is_faster(packed, plain, in_features, weight.dtype)
-        return packed if self._packed_is_faster[key] else plain
+        return self._exact_linear(weight, bias) if self._exact else self._kernels.build(weight, bias)
 
-    def _exact_linear(self, linear: Linear, weight: Tensor, key: _LinearKey) -> Linear:
+    def _exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The choice of kernel is not measured here: it must be the same at every start."""
+        linear = packed(weight, bias) or plain(weight, bias)
+        key: _LinearKey = (weight.dtype, weight.shape[0], weight.shape[1])
         if key not in self._row_classes:
             self._row_classes[key] = find_row_class(linear, weight)
         return exact_linear(linear, self._row_classes[key])
@@ -94,45 +82,6 @@ class CpuDevice(Device):
 def multiplies_bfloat16() -> bool:
     """Whether oneDNN has bfloat16 products on this processor (AVX-512 or newer)."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _packed(weight: Tensor, bias: Tensor | None) -> Linear | None:
-    """oneDNN's prepacked linear, or None where this build or processor has none for the type."""
-    try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
-    except (RuntimeError, AttributeError):
-        return None
-
-    def apply(x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")  # type: ignore[no-any-return]
-
-    return apply
-
-
-def _is_faster(first: Linear, second: Linear, in_features: int, dtype: torch.dtype) -> bool:
-    """By the sum of time ratios over a few row counts, best of some repeats, taken in turns.
-
-    Measured in CPU time of one thread: wall time, or threads that wait for each other, would measure the neighbours.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return sum(_time_ratio(first, second, rows, in_features, dtype) for rows in _MEASURED_ROWS) < len(
-            _MEASURED_ROWS
-        )
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _time_ratio(first: Linear, second: Linear, rows: int, in_features: int, dtype: torch.dtype) -> float:
-    x = torch.randn(rows, in_features).to(dtype)
-    best = [float("inf"), float("inf")]
-    for _ in range(_MEASURE_REPEATS):
-        for index, linear in enumerate((first, second)):
-            started = time.thread_time()
-            linear(x)
-            best[index] = min(best[index], time.thread_time() - started)
-    return best[0] / best[1]
 
 
 def _host_available_bytes() -> int:

@@ -1,0 +1,106 @@
+"""Which kernel multiplies by a weight: candidates of this build and processor, timed once per shape before serving.
+
+A worker keeps one layout of a weight, so the choice is by all row counts a step has: one, a few, a full batch, a chunk.
+Times are CPU times of one thread: wall time, or threads that wait for each other, would measure the neighbours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpu_engine.device.base import Linear
+from hpu_engine.device.half_weights import half_linear
+
+Kernel = Callable[[Tensor, Tensor | None], Linear | None]
+"""A weight [out, in] and a bias to a linear; None where the build, the processor or the weight does not allow it."""
+
+ROWS = (1, 8, 32, 256)
+LARGE_ELEMENTS = 16 * 1024 * 1024
+MOST_ROWS_OF_LARGE = 32
+"""A matrix as large as an output vocabulary sees the rows that emit a token, never those of a chunk."""
+
+_SECONDS_PER_SHAPE = 0.004
+_REPEATS = 5
+_HOPELESS = 3.0
+"""A kernel that is this many times slower than another at some row count is timed no further."""
+
+
+class LinearKernels:
+    """`build` gives each weight the best kernel for its shape."""
+
+    def __init__(self) -> None:
+        self._orders: dict[tuple[torch.dtype, int, int], tuple[Kernel, ...]] = {}
+
+    def build(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        key = (weight.dtype, weight.shape[0], weight.shape[1])
+        if key not in self._orders:
+            self._orders[key] = _fastest_first(weight, bias)
+        # A weight whose digits the fastest kernel would lose gets the next one.
+        return next(linear for kernel in self._orders[key] if (linear := kernel(weight, bias)) is not None)
+
+
+def plain(weight: Tensor, bias: Tensor | None) -> Linear:
+    return partial(F.linear, weight=weight, bias=bias)
+
+
+def packed(weight: Tensor, bias: Tensor | None) -> Linear | None:
+    """oneDNN's linear over a layout of its own."""
+    try:
+        reordered = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+    except (RuntimeError, AttributeError):
+        return None
+
+    def apply(x: Tensor) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, reordered, bias, "none", [], "")  # type: ignore[no-any-return]
+
+    return apply
+
+
+KERNELS: tuple[Kernel, ...] = (half_linear, packed, plain)
+
+
+def _fastest_first(weight: Tensor, bias: Tensor | None) -> tuple[Kernel, ...]:
+    linears = {kernel: linear for kernel in KERNELS if (linear := kernel(weight, bias)) is not None}
+    if len(linears) == 1:
+        return KERNELS
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        costs = dict.fromkeys(linears, 0.0)
+        for rows in ROWS:
+            if rows <= MOST_ROWS_OF_LARGE or weight.numel() < LARGE_ELEMENTS:
+                for kernel, ratio in _slowdowns(linears, _sample(rows, weight)).items():
+                    costs[kernel] += ratio
+    finally:
+        torch.set_num_threads(threads)
+    return tuple(sorted(KERNELS, key=lambda kernel: costs.get(kernel, 0.0)))
+
+
+def _slowdowns(linears: dict[Kernel, Linear], x: Tensor) -> dict[Kernel, float]:
+    """Each kernel's best time over the fastest one's, taken in turns so that a disturbance meets all."""
+    best = dict.fromkeys(linears, float("inf"))
+    spent = 0.0
+    for _ in range(_REPEATS):
+        least = min(best.values())
+        for kernel, linear in linears.items():
+            if best[kernel] < float("inf") and best[kernel] > _HOPELESS * least:
+                continue
+            started = time.thread_time()
+            linear(x)
+            took = time.thread_time() - started
+            best[kernel] = min(best[kernel], took)
+            spent += took
+        if spent > _SECONDS_PER_SHAPE * len(linears) and all(value < float("inf") for value in best.values()):
+            break
+    least = min(best.values())
+    return {kernel: value / least for kernel, value in best.items()}
+
+
+def _sample(rows: int, weight: Tensor) -> Tensor:
+    return torch.randn(rows, weight.shape[1]).to(weight.dtype)
