@@ -132,7 +132,7 @@ def test_a_drain_finishes_what_runs_refuses_what_comes_and_exits_0(shell: Path, 
 def test_a_lame_duck_still_serves_but_keeps_no_connection(shell: Path) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-    with RunningServer(shell, {}, lame_duck_seconds=12.0).wait_until_ready() as server:
+    with RunningServer(shell, {}, lame_duck_seconds=8.0).wait_until_ready() as server:
         with socket.create_connection(("127.0.0.1", server.port), 30) as kept:
             kept.sendall(request)
             before = kept.recv(65536)
@@ -146,11 +146,11 @@ def test_a_lame_duck_still_serves_but_keeps_no_connection(shell: Path) -> None:
             after = b""
             while chunk := kept.recv(65536):  # until the server closes
                 after += chunk
-            assert time.monotonic() - signalled < 10, "closed by the answer, not by the end of the server"
+            assert time.monotonic() - signalled < 7, "closed by the answer, not by the end of the server"
             assert after.startswith(b"HTTP/1.1 200")
             assert b"Connection: close" in after
         assert server.exit_code() == ExitCode.OK
-        assert time.monotonic() - signalled >= 12.0
+        assert time.monotonic() - signalled >= 8.0
 
 
 def test_what_runs_past_the_drain_is_cut_with_an_error_and_exit_0(shell: Path) -> None:
