@@ -30,6 +30,20 @@ def control_url(pod: Mapping[str, Any]) -> str | None:
     return f"http://[{address}]:{CONTROL_PORT}" if ":" in address else f"http://{address}:{CONTROL_PORT}"
 
 
+class TooLong(Exception):
+    """An answer that no engine gives."""
+
+
+async def _read(content: aiohttp.StreamReader) -> bytes:
+    """The whole body, in however many pieces it comes. Raises `TooLong`."""
+    body = bytearray()
+    async for piece in content.iter_any():
+        body += piece
+        if len(body) > _LIMIT_BYTES:
+            raise TooLong
+    return bytes(body)
+
+
 class RankClient:
     """Reads control states over a pool of at most 64 connections. Close it at the end."""
 
@@ -46,9 +60,11 @@ class RankClient:
         """The state at `url`. Raises nothing: whatever goes wrong is an `Unreachable` that says what."""
         try:
             async with self._session.get(url + STATE_PATH, allow_redirects=False) as response:
-                body = await response.content.read(_LIMIT_BYTES)
+                body = await _read(response.content)
                 if response.status != 200:
                     return Unreachable(f"the control endpoint at {url} answers HTTP {response.status}")
+        except TooLong:
+            return Unreachable(f"the control endpoint at {url} answers more than {_LIMIT_BYTES >> 20} MiB")
         except TimeoutError:
             return Unreachable(f"the control endpoint at {url} does not answer within 3 s")
         except (aiohttp.ClientError, OSError) as error:

@@ -89,6 +89,8 @@ def waiting(reason: str, message: str = "", *events: Event) -> Any:
         ([Event("Normal", "Pulling", 'Pulling image "engine:1"')], Reason.PULLING_IMAGE),
         ([Event("Normal", "Pulling", "Pulling"), Event("Normal", "Pulled", "Pulled")], Reason.STARTING),
         ([Event("Warning", "FailedMount", 'configmap "settings" not found')], Reason.CONFIG_MAP_MISSING),
+        ([Event("Warning", "FailedMount", "references non-existent config key: a.json")], Reason.CONFIG_MAP_MISSING),
+        ([Event("Warning", "FailedMount", "references non-existent secret key: token")], Reason.SECRET_MISSING),
         ([Event("Warning", "FailedMount", "mount failed: exit status 32")], Reason.VOLUME_NOT_MOUNTED),
         ([Event("Warning", "FailedAttachVolume", "Multi-Attach error for volume")], Reason.VOLUME_NOT_MOUNTED),
         ([Event("Warning", "FailedCreatePodSandBox", "cni: no address")], Reason.START_FAILED),
@@ -99,6 +101,15 @@ def test_a_container_that_stays_in_creation_is_explained_by_events(events: list[
     diagnosis = diagnose_pod(waiting("ContainerCreating", "", *events), NOW)
     assert diagnosis is not None
     assert diagnosis.reason is reason
+
+
+def test_a_failed_pull_names_the_registry_secret_that_does_not_exist() -> None:
+    said = "Unable to retrieve some image pull secrets (registry); attempting to pull the image may not succeed."
+    lost = Event("Warning", "FailedToRetrieveImagePullSecret", said)
+    diagnosis = diagnose_pod(waiting("ImagePullBackOff", 'Back-off pulling image "r/x:1": denied.', lost), NOW)
+    assert diagnosis is not None
+    assert diagnosis.reason is Reason.IMAGE_PULL_FAILED
+    assert 'r/x:1": denied; Unable to retrieve some image pull secrets (registry)' in diagnosis.message
 
 
 LATE = 'persistentvolumeclaims "models" is forbidden: User "system:node:n1" cannot get resource: no relationship found'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
@@ -66,6 +66,21 @@ async def test_a_closed_port_is_unreachable(client: RankClient) -> None:
     assert "cannot be reached" in read.error
 
 
+async def read_from(
+    client: RankClient, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> ControlState | Unreachable:
+    """What the client makes of a server that answers so."""
+    app = web.Application()
+    app.router.add_get("/state", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        return await client.read(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    finally:
+        await runner.cleanup()
+
+
 @pytest.mark.parametrize(
     ("status", "body", "word"),
     [
@@ -73,24 +88,31 @@ async def test_a_closed_port_is_unreachable(client: RankClient) -> None:
         (302, "", "HTTP 302"),
         (200, "<html>", "something else"),
         (200, '{"phase": "Dancing"}', "something else"),
-        (200, "9" * (3 << 20), "something else"),
+        (200, "9" * (3 << 20), "more than 1 MiB"),
     ],
 )
 async def test_whatever_else_answers_is_unreachable(client: RankClient, status: int, body: str, word: str) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=status, text=body, headers={"Location": "http://192.0.2.1/"})
 
-    app = web.Application()
-    app.router.add_get("/state", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        read = await client.read(f"http://127.0.0.1:{runner.addresses[0][1]}")
-    finally:
-        await runner.cleanup()
+    read = await read_from(client, answer)
     assert isinstance(read, Unreachable)
     assert word in read.error
+
+
+async def test_an_answer_that_comes_in_pieces_is_read_to_its_end(client: RankClient) -> None:
+    whole = state(Phase.WARMING_UP, done=3, total=5).model_dump_json(by_alias=True).encode()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for start in range(0, len(whole), 100):
+            await response.write(whole[start : start + 100])
+            await asyncio.sleep(0.02)
+        return response
+
+    read = await read_from(client, answer)
+    assert isinstance(read, ControlState), read
 
 
 async def heard(news: asyncio.Queue[Key]) -> Key:

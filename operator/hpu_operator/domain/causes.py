@@ -78,13 +78,19 @@ def of_waiting(waiting: Mapping[str, str]) -> Cause | None:
     return None
 
 
+def pull_secrets_missing(events: Iterable[Event]) -> str | None:
+    """What the kubelet says of imagePullSecrets that do not exist: it goes on without them, and the pull may fail."""
+    found = next((event for event in events if event.reason == "FailedToRetrieveImagePullSecret"), None)
+    return found.message if found else None
+
+
 def _missing_reference(message: str) -> Reason | None:
     lower = message.lower()
-    if "not found" not in lower and "couldn't find key" not in lower:
+    if not any(words in lower for words in ("not found", "couldn't find key", "non-existent")):
         return None
     if "secret" in lower:
         return Reason.SECRET_MISSING
-    return Reason.CONFIG_MAP_MISSING if "configmap" in lower else None
+    return Reason.CONFIG_MAP_MISSING if "configmap" in lower or "config key" in lower else None
 
 
 def of_events(events: Iterable[Event], sandbox_since: datetime | None = None) -> Cause | None:

@@ -143,7 +143,8 @@ def _waiting(pod: Pod, now: datetime) -> Diagnosis | None:
     if not waiting:
         return None
     if cause := causes.of_waiting(waiting):
-        return _say(pod, cause.reason, cause.text)
+        secrets = causes.pull_secrets_missing(pod.events) if cause.reason is Reason.IMAGE_PULL_FAILED else None
+        return _say(pod, cause.reason, f"{cause.text.rstrip('. ')}; {secrets}" if secrets else cause.text)
     if _last_end(pod) is None:
         waited = now - pod.created
         cause = causes.of_events(pod.events, _sandbox_since(pod)) if waited >= EVENTS_AFTER else None

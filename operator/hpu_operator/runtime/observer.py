@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +26,8 @@ from hpu_operator.runtime.rank_watch import RankWatch, Target
 _FRESH_SECONDS = 10.0
 _REMEMBERED = 5_000
 _NEWEST_EVENTS = 30
+_ASKED_AT_ONCE = 8
+"""Events of how many pods are listed in one look at an object: the rest have their turn in the next."""
 
 
 class Observer:
@@ -79,9 +83,8 @@ class Observer:
 
     async def explain(self, owner: Owner, observed: Observed, now: datetime) -> Observed:
         """`observed`, with events for what has waited long and endpoints where a decision needs them."""
-        for group in observed.groups:
-            for uid in _unexplained(group, now):
-                await self._ask_events(owner.namespace, uid)
+        waiting = [uid for group in observed.groups for uid in _unexplained(group, now)]
+        await asyncio.gather(*(self._ask_events(owner.namespace, uid) for uid in self._longest_unasked(waiting)))
         explained = self.snapshot(owner)
         if not awaits_endpoints(explained.groups):
             return explained
@@ -90,10 +93,13 @@ class Observer:
     def _known_events(self, live: Mapping[str, Any]) -> tuple[Event, ...]:
         return self._events.get(live["metadata"]["uid"], (0.0, ()))[1]
 
+    def _longest_unasked(self, uids: Iterable[str]) -> list[str]:
+        """Those whose events are not fresh, never asked first."""
+        asked_at = {uid: self._events[uid][0] if uid in self._events else -math.inf for uid in uids}
+        stale = [uid for uid, when in asked_at.items() if self._clock() - when >= _FRESH_SECONDS]
+        return sorted(stale, key=asked_at.__getitem__)[:_ASKED_AT_ONCE]
+
     async def _ask_events(self, namespace: str, uid: str) -> None:
-        asked_at, _ = self._events.get(uid, (None, ()))
-        if asked_at is not None and self._clock() - asked_at < _FRESH_SECONDS:
-            return
         found = await self._api.list(EVENT, namespace, fieldSelector=f"involvedObject.uid={uid}")
         found.items.sort(key=_time_of)
         self._events[uid] = (
@@ -151,5 +157,7 @@ def _unexplained(group: Group, now: datetime) -> list[str]:
 def _needs_events(pod: Pod, now: datetime) -> bool:
     if pod.deleting or pod.ready or now - pod.created < EVENTS_AFTER:
         return False
+    if pod.condition("PodScheduled").get("reason") == "Unschedulable":
+        return False  # the scheduler says it there
     speaks_for_itself = isinstance(pod.control, ControlState) and pod.control.phase is not Phase.READY
     return not speaks_for_itself
