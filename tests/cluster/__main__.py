@@ -79,7 +79,7 @@ def kubectl(context: typer.Context, name: Name = "local") -> None:
     cluster = state.load(name)
     program = str(cluster.binaries / "kubectl")
     sys.stdout.flush()
-    os.execve(program, [program, *context.args], {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)})
+    os.execve(program, [program, *context.args], {**os.environ, **cluster.kubectl_environment()})
 
 
 @app.command()

@@ -149,7 +149,8 @@ class Fleet(ControlPlane):
             "sh",
             str(resolver),
         ]
-        environment = {**os.environ, MARK: str(self.cluster.folder), "KUBECONFIG": str(self.inside_kubeconfig())}
+        own = self.cluster.kubectl_environment() | {"KUBECONFIG": str(self.inside_kubeconfig())}
+        environment = {**os.environ, MARK: str(self.cluster.folder), **own}
         return prefix, environment
 
     def inside_kubeconfig(self) -> Path:

@@ -53,7 +53,7 @@ class ControlPlane:
         """Run kubectl as the administrator; its output. ComponentFailed with its complaint."""
         done = subprocess.run(
             [str(self.binaries / "kubectl"), *arguments],
-            env={**os.environ, "KUBECONFIG": str(self.kubeconfig)},
+            env={**os.environ, **self.cluster.kubectl_environment()},
             input=stdin,
             capture_output=True,
             text=True,

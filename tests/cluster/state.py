@@ -67,6 +67,10 @@ class Cluster:
     def url(self) -> str:
         return f"https://127.0.0.1:{self.api_port}"
 
+    def kubectl_environment(self) -> dict[str, str]:
+        """What kubectl is told: the cluster, and a place for what it learns of it that is not ~/.kube."""
+        return {"KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(self.folder / "kubectl")}
+
     def node_names(self) -> list[str]:
         return [f"node-{index}" for index in range(self.nodes)]
 

@@ -10,10 +10,23 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from tests.cluster import cgroups, control_plane, launcher, node, ports, preflight, processes, state, traces
+from tests.cluster import (
+    cgroups,
+    control_plane,
+    launcher,
+    modules,
+    network,
+    node,
+    ports,
+    preflight,
+    processes,
+    state,
+    traces,
+)
 from tests.cluster.api import wait_for
 from tests.cluster.errors import ComponentFailed, MissingRequirement, StateConflict
 from tests.machine import cache_folder
@@ -158,6 +171,9 @@ def test_second_up_of_the_same_name_is_told_of_the_first(clusters: Path) -> None
     if os.geteuid() == 0:
         code, complaint = run("up", "--nodes", "1", "--name", "t")
         assert (code, "runs already: 0 nodes" in complaint) == (1, True)
+    # So is another version, before anything is built for it.
+    code, complaint = run("up", "--control-plane", "--name", "t", "--kubernetes-version", "1.36.3")
+    assert (code, f"Kubernetes {modules.KUBERNETES_VERSION}" in complaint, "--name" in complaint) == (1, True, True)
 
 
 def test_component_that_dies_at_the_start_is_named_with_its_last_words(
@@ -178,17 +194,21 @@ def test_component_that_dies_at_the_start_is_named_with_its_last_words(
         ("ip", "type bridge", "CONFIG_BRIDGE"),
         ("ip", "type veth", "CONFIG_VETH"),
         ("nft", "numgen", "nftables"),
+        ("unshare", "--pid", "CAP_SYS_ADMIN"),
     ],
 )
 def test_missing_kernel_feature_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, refuses: str, said: str
+    clusters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, refuses: str, said: str
 ) -> None:
     refusal = f'case "$*" in *"{refuses}"*) echo "Operation not supported" >&2; exit 2;; esac'
     fake = tmp_path / tool
     fake.write_text(f'#!/bin/sh\n{refusal}\nexec {shutil.which(tool)} "$@"\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert [said in item.what for item in preflight.kernel_features()] == [True]
+    with pytest.raises(MissingRequirement, match="\n  -> "):
+        launcher.up(launcher.Request("t", nodes=1))
+    assert not clusters.exists()
+    assert [said in item.what + item.remedy for item in preflight.kernel_features()] == [True]
 
 
 @needs_root
@@ -230,3 +250,18 @@ def test_missing_cgroup_controllers_are_named(tmp_path: Path) -> None:
     assert [item.what for item in preflight.kernel_features(tmp_path)] == [
         f"no cgroup controllers cpuset, pids in {tmp_path}"
     ]
+
+
+@needs_root
+def test_cgroup_version_2_is_said_to_be_untested(clusters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> NoReturn:
+        raise ComponentFailed("far enough", "")
+
+    monkeypatch.setattr(cgroups, "unified", lambda *_: True)
+    monkeypatch.setattr(preflight, "check", lambda **_: None)
+    monkeypatch.setattr(network, "open_room", stop)
+    said: list[str] = []
+    with pytest.raises(ComponentFailed, match="far enough"):
+        launcher.up(launcher.Request("t", nodes=1), said.append)
+    assert any("cgroup version 2" in line and "were on version 1" in line for line in said)
+    assert not clusters.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -172,3 +173,41 @@ def test_every_program_is_named_in_its_module(module: Module, programs: tuple[Pr
     tools = re.search(r"^tool (?:\((.*?)\)|(\S+)$)", text, re.MULTILINE | re.DOTALL)
     named = {own[1] if own else "", *(" ".join(filter(None, tools.groups())).split() if tools else ())}
     assert {program.package for program in programs} <= named
+
+
+def test_the_module_of_another_version_is_derived_as_ours_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For our own version the derived go.mod replaces and names the same as the one that is checked in."""
+    own = modules.kubernetes().folder / "go.mod"
+    release = tmp_path / "release.mod"
+    staged = re.findall(r"^\t?(k8s\.io/\S+) => ", own.read_text(), re.MULTILINE)
+    etcd = re.search(r"go\.etcd\.io/etcd/client/v3 (v\S+)", own.read_text())
+    assert etcd
+    # What a release's own go.mod says of its staging modules: they are folders of its tree.
+    release.write_text(f"require {etcd[0]}\n" + "".join(f"\t{name} => ./staging/src/{name}\n" for name in staged))
+    asked: list[list[str]] = []
+
+    def go(arguments: list[str], folder: Path) -> str:
+        asked.append(arguments)
+        if arguments[:2] == ["mod", "tidy"]:
+            (folder / "go.sum").touch()
+        return json.dumps({"GoMod": str(release)})
+
+    monkeypatch.setenv("HPU_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(modules, "_go", go)
+    monkeypatch.setattr(modules, "KUBERNETES_VERSION", "1.0.0")
+    version = build_version(own)
+    derived = modules.kubernetes(version)
+    assert derived.folder != own.parent
+    assert asked == [["mod", "download", "-json", f"k8s.io/kubernetes@v{version}"], ["mod", "tidy"]]
+    for pattern in (r"^\t?(k8s\.io/\S+ => .*)$", r"^\t(\S+/cmd/\S+)$", r"^godebug .*$"):
+        lines = [set(re.findall(pattern, file.read_text(), re.MULTILINE)) for file in (own, derived.folder / "go.mod")]
+        assert lines[0] == lines[1] != set()
+    # Once: the second time it is there.
+    assert modules.kubernetes(version) == derived
+    assert len(asked) == 2
+
+
+def build_version(go_mod: Path) -> str:
+    found = re.search(r"^\tk8s\.io/kubernetes v(\S+)", go_mod.read_text(), re.MULTILINE)
+    assert found
+    return found[1]

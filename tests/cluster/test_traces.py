@@ -16,8 +16,10 @@ import pytest
 from tests.cluster import launcher, traces
 from tests.cluster.api import wait_for
 from tests.cluster.processes import MARK, Process, Supervisor, identify
+from tests.machine import cache_folder
 
 REPOSITORY = Path(__file__).parents[2]
+LOOPBACK = f"{int.from_bytes(bytes([127, 0, 0, 1]), sys.byteorder):08X}"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="nodes need root")
 
 
@@ -59,6 +61,8 @@ def test_cluster_with_a_node_leaves_no_trace(clusters: Path) -> None:
     # It does run, and even now nothing of it is in the host's network, mounts and settings.
     assert len(during.processes) >= 10
     assert (during.network, during.mounts, during.settings) == (before.network, before.mounts, before.settings)
+    # The relay is all there is on the host: a socket on loopback.
+    assert traces.listening(traces.members(clusters / "t")) == {LOOPBACK}
     spaces = traces.namespaces(traces.members(clusters / "t"))
     assert len(spaces) >= 6
     now = youngest()
@@ -69,12 +73,17 @@ def test_cluster_with_a_node_leaves_no_trace(clusters: Path) -> None:
     wait_for("the end of its namespaces", lambda: not traces.held(spaces, now), timeout_seconds=10)
 
 
-def test_control_plane_leaves_no_trace(clusters: Path) -> None:
+def test_control_plane_leaves_no_trace(clusters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPU_CACHE", str(cache_folder()))
+    monkeypatch.setenv("HOME", str(tmp_path))
     before = traces.take(clusters / "t")
     assert run("up", "--control-plane", "--name", "t").returncode == 0
+    assert "default" in run("kubectl", "--name", "t", "--", "get", "namespaces").stdout
     assert len(traces.take(clusters / "t").processes) == 4
+    assert traces.listening(traces.members(clusters / "t")) == {LOOPBACK}
     assert run("down", "--name", "t").returncode == 0
     assert traces.take(clusters / "t") == before
+    assert not (tmp_path / ".kube").exists(), "kubectl keeps what it learns with the cluster"
 
 
 @needs_root

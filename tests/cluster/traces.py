@@ -6,6 +6,7 @@ machine come and go for other reasons (other clusters, for one), so those are th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from dataclasses import dataclass
@@ -102,6 +103,21 @@ def _namespace(pid: int, kind: str) -> str | None:
         return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
     except OSError:
         return None
+
+
+def listening(of: list[processes.Process]) -> set[str]:
+    """Where in the host's network these processes accept connections: addresses in hex, as the kernel lists them."""
+    tables = [Path(f"/proc/net/{table}").read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
+    # The fields of a line: 1 is the local address, 3 the state (0A listens), 9 the number of the socket.
+    lines = [line.split() for table in tables for line in table]
+    addresses = {fields[9]: fields[1].partition(":")[0] for fields in lines if fields[3] == "0A"}
+    found = set()
+    for process in of:
+        for handle in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                socket = str(handle.readlink()).removeprefix("socket:[").removesuffix("]")
+                found |= {addresses[socket]} if socket in addresses else set()
+    return found
 
 
 def _network() -> HostNetwork:
