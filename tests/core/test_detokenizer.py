@@ -73,6 +73,12 @@ BYTES = byte_level()
 PIECES = sentencepiece_like()
 
 
+def id_of(piece: str) -> int:
+    found = PIECES.token_to_id(piece)
+    assert found is not None
+    return found
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, BYTES.get_vocab_size() - 1), max_size=40))
 def test_any_byte_level_tokens_stream_to_exactly_the_whole_text(token_ids: list[int]) -> None:
@@ -114,12 +120,12 @@ def test_in_a_run_of_bytes_only_what_is_wrong_is_replaced(token_ids: list[int]) 
 
 def test_a_wrong_byte_behind_a_character_takes_nothing_back() -> None:
     good, wrong = [1 + byte for byte in "你".encode()], [1 + 0xFF]
-    the = PIECES.token_to_id("▁the")
+    the = id_of("▁the")
     assert streamed(PIECES, [*good, *wrong, the])[0] == ["", "", "你", REPLACEMENT, " the", ""]
 
 
 def test_a_text_behind_a_prompt_keeps_its_first_space() -> None:
-    cat = PIECES.token_to_id("▁cat")
+    cat = id_of("▁cat")
     assert streamed(PIECES, [cat, cat])[0] == ["cat", " cat", ""]
     assert streamed(PIECES, [cat, cat], continues=True)[0] == [" cat", " cat", ""]
 

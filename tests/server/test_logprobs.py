@@ -117,7 +117,10 @@ def test_a_stream_has_the_scores_of_the_whole_beside_their_text(client: openai.O
     options: dict[str, Any] = {"model": "tiny", "prompt": TEXT, "max_tokens": 40, "logprobs": 2, "stop": stops}
     whole = client.completions.create(**options).choices[0]
     assert whole.logprobs is not None
-    text, tokens, logprobs, offsets = "", [], [], []
+    text = ""
+    tokens: list[str] = []
+    logprobs: list[float] = []
+    offsets: list[int] = []
     for chunk in client.completions.create(stream=True, **options):
         choice = chunk.choices[0]
         scores = choice.logprobs
@@ -150,7 +153,7 @@ def test_a_streamed_chat_has_the_scores_of_the_whole(client: openai.OpenAI) -> N
     }
     whole = client.chat.completions.create(**options).choices[0]
     assert whole.logprobs is not None
-    streamed = []
+    streamed: list[Any] = []
     for chunk in client.chat.completions.create(stream=True, **options):
         if chunk.choices[0].logprobs is not None:
             streamed += chunk.choices[0].logprobs.content or []
