@@ -11,6 +11,7 @@ import pytest
 from hpu_operator.domain import names
 from hpu_operator.kube.kinds import INFERENCE, POD, RECORD, SERVICE, STATEFUL_SET
 from hpu_operator.kube.port import Live
+from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
 from tests.control_plane.conftest import OperatorHandle, condition, eventually, inference, reason
 from tests.control_plane.nodes import TestNode, running
@@ -249,6 +250,29 @@ async def test_deleting_the_object_leaves_nothing(
     if up:
         await asyncio.sleep(2)
         assert await gone(), "something was made again"
+
+
+async def test_an_object_that_waits_for_its_children_to_go_is_not_called_ready(
+    control_plane: ControlPlane, admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
+) -> None:
+    await operator.start()
+    await admin.create(INFERENCE, namespace, inference(replicas=2))
+    await eventually("Ready", lambda: is_ready(admin, namespace))
+    node.ends_pods = False
+    await admin.delete(INFERENCE, namespace, "smol", propagation="Foreground")
+    told = await reason(admin, namespace, "Draining")
+    assert told["status"] == "False"
+    assert "the object is being deleted: its pods are leaving" in told["message"]
+    live = await admin.get(INFERENCE, namespace, "smol")
+    assert condition(live, "Available")["status"] == "False"
+    shown = await asyncio.to_thread(control_plane.kubectl, "-n", namespace, "get", "hpui", "smol")
+    assert shown.splitlines()[1].split()[:5] == ["smol", "False", "Draining", "2", "0"]
+    node.ends_pods = True
+
+    async def gone() -> bool:
+        return await admin.get(INFERENCE, namespace, "smol") is None
+
+    await eventually("the object gone", gone, seconds=40)
 
 
 async def test_an_object_made_again_at_once_gets_children_of_its_own(

@@ -16,7 +16,14 @@ from hpu_operator.api.inference import Status
 from hpu_operator.api.reasons import CATALOGUE, Reason, is_failure
 from hpu_operator.domain.diagnosis import Diagnosis
 from hpu_operator.domain.observed import Group, Observed, Pod
-from hpu_operator.domain.status import Situation, Subject, build_status, invalid_status, only_progress
+from hpu_operator.domain.status import (
+    Situation,
+    Subject,
+    build_status,
+    invalid_status,
+    leaving_status,
+    only_progress,
+)
 from tests.operator.objects import NOW, OLD_REVISION, REVISION, control, group, pod, recorded, spec
 
 SUBJECT = Subject("team", "smol", 7)
@@ -55,6 +62,23 @@ def test_ready_when_every_group_of_this_revision_answers() -> None:
         "WarmedUp": ("True", "WarmedUp"),
     }
     assert (found["replicas"], found["readyReplicas"], found["updatedReplicas"]) == (2, 2, 2)
+
+
+def test_an_object_that_is_being_deleted_is_not_ready_however_ready_its_pods_are() -> None:
+    before = status(group(0), group(1))
+    found = leaving_status(SUBJECT, Observed((group(0), group(1))), before, NOW)
+    assert conditions(found) == {
+        "Available": ("False", "Draining"),
+        "Progressing": ("True", "Draining"),
+        "Ready": ("False", "Draining"),
+    }
+    assert (found["replicas"], found["readyReplicas"], found["url"]) == (2, 0, before["url"])
+    leaving = replace(pod(deleting=True), grace_seconds=80)
+    told = leaving_status(SUBJECT, Observed((group(0, REVISION, leaving, leaving=True),)), found, NOW)
+    assert message(told, "Ready") == (
+        "the object is being deleted: its pods are leaving (up to 60 s for running requests)"
+    )
+    assert leaving_status(SUBJECT, Observed(), told, NOW)["replicas"] == 0
 
 
 def test_ready_is_never_about_pods_of_an_old_revision() -> None:

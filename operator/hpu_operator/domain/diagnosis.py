@@ -46,9 +46,9 @@ def diagnose_group(group: Group, now: datetime) -> Diagnosis | None:
     return min(found, key=lambda diagnosis: diagnosis.rank, default=None)
 
 
-def leaving_text(pods: Iterable[Pod]) -> str:
+def leaving_text(pods: Iterable[Pod], who: str = "its old pods") -> str:
     """That pods are leaving, and how long they may: whether any request is still running is not known here."""
-    return f"its old pods are leaving{_time_to_leave(pods)}"
+    return f"{who} are leaving{_time_to_leave(pods)}"
 
 
 def _time_to_leave(pods: Iterable[Pod]) -> str:

@@ -48,6 +48,22 @@ def invalid_status(subject: Subject, problem: Problem, previous: Mapping[str, An
     return kept | {"observedGeneration": subject.generation, "conditions": _timed(conditions, previous, now)}
 
 
+def leaving_status(subject: Subject, observed: Observed, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+    """Status of an object that is being deleted and is still there because its children go first."""
+    pods = [pod for group in observed.groups for pod in group.pods]
+    why = Diagnosis(Reason.DRAINING, f"the object is being deleted: {leaving_text(pods, 'its pods')}")
+    verdicts = {"Available": "False", "Progressing": "True", "Ready": "False"}
+    conditions = [_condition(subject, kind, verdict, why) for kind, verdict in verdicts.items()]
+    of_pods = ("readyReplicas", "updatedReplicas", "updatedReadyReplicas")
+    kept = {key: value for key, value in previous.items() if key not in ("conditions", "warmUp")}
+    return kept | {
+        "observedGeneration": subject.generation,
+        "conditions": _timed(conditions, previous, now),
+        "replicas": len({group.id.index for group in observed.groups if group.pods}),
+        **dict.fromkeys(of_pods, 0),
+    }
+
+
 @dataclass(frozen=True)
 class Situation:
     """Everything a status is made from. `problem` is what kept children from being made in this round."""
@@ -138,7 +154,7 @@ def _worst(held: Sequence[Slot], now: datetime) -> Diagnosis | None:
         return None
     told, worst = min(found, key=lambda item: severity(item[1].reason))
     others = [(slot.index, _short(slot, why, now)) for slot, why in found if slot is not told]
-    return Diagnosis(worst.reason, worst.message + _in_short(others))
+    return Diagnosis(worst.reason, worst.message.rstrip(".") + _in_short(others) if others else worst.message)
 
 
 def _short(slot: Slot, why: Diagnosis, now: datetime) -> Reason:

@@ -40,7 +40,7 @@ from hpu_operator.domain.rollout import (
     awaits_endpoints,
     decide,
 )
-from hpu_operator.domain.status import Situation, Subject, build_status, invalid_status, timestamp
+from hpu_operator.domain.status import Situation, Subject, build_status, invalid_status, leaving_status, timestamp
 from hpu_operator.kube.kinds import INFERENCE, POD, RECORD, SERVICE, STATEFUL_SET
 from hpu_operator.kube.port import Conflict, Live
 from hpu_operator.runtime.announcer import Announcer
@@ -96,12 +96,12 @@ class Reconciler:
         Raises `KubeError` where the API server does not answer.
         """
         parent = self._cache.get(INFERENCE, key.namespace, key.name)
-        if parent is None or "deletionTimestamp" in parent["metadata"]:
-            # The garbage collector does the rest; anything made now would be made for nothing.
-            self._status.forget(key)
-            self._observer.forget(key)
-            self._children.forget(key)
+        if parent is None:
+            self._forget(key)
             return None
+        if "deletionTimestamp" in parent["metadata"]:
+            # The garbage collector does the rest; anything made now would be made for nothing.
+            return await self._report_leaving(parent)
         try:
             plan = _plan(parent)
         except (ValidationError, NotAQuantity) as error:
@@ -111,6 +111,11 @@ class Reconciler:
         except NamespaceLeaving as error:
             _log.info("namespace is being deleted", object=str(key), answer=str(error))
             return None
+
+    def _forget(self, key: Key) -> None:
+        self._status.forget(key)
+        self._observer.forget(key)
+        self._children.forget(key)
 
     async def _act(self, parent: Live, plan: Plan) -> float | None:
         problem: Diagnosis | None = None
@@ -232,6 +237,12 @@ class Reconciler:
         waits = [held_back, _next_look(status, observed, problem)]
         return min((wait for wait in waits if wait is not None), default=None)
 
+    async def _report_leaving(self, parent: Live) -> float | None:
+        """An object that is deleted in the foreground stays until its children are gone, and is not ready meanwhile."""
+        observed = self._observer.snapshot(_owner(parent))
+        status = leaving_status(_subject(parent), observed, parent.get("status") or {}, self._now())
+        return await self._status.write(parent, status)
+
     async def _report_invalid(self, parent: Live, error: ValidationError | NotAQuantity) -> float | None:
         subject = _subject(parent)
         problem = Diagnosis(Reason.INVALID_SPEC, _explain(error))
@@ -242,10 +253,13 @@ class Reconciler:
 
 
 def _plan(parent: Live) -> Plan:
-    metadata = parent["metadata"]
     spec = Spec.model_validate(parent.get("spec") or {})
-    owner = Owner(metadata["namespace"], metadata["name"], metadata["uid"])
-    return Plan(owner, _subject(parent), spec, revision_of(spec))
+    return Plan(_owner(parent), _subject(parent), spec, revision_of(spec))
+
+
+def _owner(parent: Live) -> Owner:
+    metadata = parent["metadata"]
+    return Owner(metadata["namespace"], metadata["name"], metadata["uid"])
 
 
 def _subject(parent: Live) -> Subject:
