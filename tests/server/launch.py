@@ -1,4 +1,4 @@
-"""`hpu-engine serve` with the scripted worker for the real one: `python -m tests.server.launch SCRIPT FLAGS`."""
+"""`hpu-engine serve` with another worker: `python -m tests.server.launch COMMAND FLAGS`, a JSON list and an object."""
 
 from __future__ import annotations
 
@@ -9,9 +9,5 @@ from hpu_engine.server.run import run
 from hpu_engine.settings import load_settings
 
 if __name__ == "__main__":
-    script, flags = sys.argv[1:]
-    sys.exit(
-        run(
-            load_settings(json.loads(flags)), (sys.executable, "-m", "tests.server.scripted_worker", "--script", script)
-        )
-    )
+    command, flags = map(json.loads, sys.argv[1:])
+    sys.exit(run(load_settings(flags), (sys.executable, "-m", *command)))

@@ -32,9 +32,13 @@ def free_port() -> int:
 
 
 class RunningServer:
-    """`script` starts the scripted worker, None the real one. `flags` are settings by field name."""
+    """`script` starts the scripted worker, `worker` a module of the tests, neither the real one. `flags` are settings
+    by field name.
+    """
 
-    def __init__(self, model: Path, script: dict[str, Any] | None = None, **flags: Any) -> None:
+    def __init__(
+        self, model: Path, script: dict[str, Any] | None = None, *, worker: str | None = None, **flags: Any
+    ) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix="hpu-server-")
         self.port, self.control_port = free_port(), free_port()
         self.termination_log = Path(self.directory.name) / "termination"
@@ -48,8 +52,9 @@ class RunningServer:
             "termination_log": str(self.termination_log),
             **flags,
         }
-        if script is not None:
-            command = [sys.executable, "-m", "tests.server.launch", json.dumps(script), json.dumps(settings)]
+        other = [worker] if worker else ["tests.server.scripted_worker", "--script", json.dumps(script)]
+        if script is not None or worker is not None:
+            command = [sys.executable, "-m", "tests.server.launch", json.dumps(other), json.dumps(settings)]
         else:
             words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
             command = [sys.executable, "-m", "hpu_engine.cli", "serve", *words]
