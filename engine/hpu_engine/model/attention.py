@@ -18,6 +18,7 @@ from torch import Tensor
 from hpu_engine.core.batch import Batch, Chunk
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.single_attention import SingleRows
+from hpu_engine.model.step_ops import TORCH_OPS, Singles, StepOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +48,33 @@ class AttentionStep:
     """`write` the layer's new keys and values, then `attend`, for each layer in turn."""
 
     def __init__(
-        self, shape: AttentionShape, batch: Batch, cache: LayerCache, dtype: torch.dtype, exact: ExactAttention | None
+        self,
+        shape: AttentionShape,
+        batch: Batch,
+        cache: LayerCache,
+        dtype: torch.dtype,
+        exact: ExactAttention | None,
+        *,
+        ops: StepOps = TORCH_OPS,
     ) -> None:
         self._shape = shape
+        self._ops = ops
         self._num_singles = batch.num_singles
         self._slot_rows = cache.slot_rows(batch.slots)
         self._chunks: list[_FusedChunk | _SlicedChunk] = [
             _SlicedChunk(shape, chunk, cache, exact) if exact else _FusedChunk(shape, chunk, cache, dtype)
             for chunk in batch.chunks
         ]
-        padded = exact.group_rows if exact else shape.group
-        self._singles = SingleRows(batch.single_blocks, batch.single_lens, cache, shape.group, padded)
+        tables, lens = batch.single_blocks, batch.single_lens
+        self._singles: Singles = (
+            SingleRows(tables, lens, cache, shape.group, exact.group_rows)
+            if exact
+            else ops.singles(tables, lens, cache, shape.group)
+        )
 
     def write(self, cache: LayerCache, keys: Tensor, values: Tensor) -> None:
         """`keys`, `values` [tokens, kv_heads, head_dim] of the whole batch."""
-        cache.write(self._slot_rows, keys, values)
+        self._ops.write(cache, self._slot_rows, keys, values)
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
         """`q` [tokens, heads, head_dim] to [tokens, heads * head_dim]."""

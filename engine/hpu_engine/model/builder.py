@@ -18,6 +18,7 @@ from hpu_engine.model.moe.layer import MoeLayer, SharedExperts
 from hpu_engine.model.moe.router import Router, RoutingRule
 from hpu_engine.model.rotary import RotaryTable
 from hpu_engine.model.sharded import Embedding, gathered, reduced
+from hpu_engine.model.step_ops import HeadNorms
 from hpu_engine.model.transformer import DenseMlp, Layer, Mlp, Transformer
 from hpu_engine.model.weights.loading import OnBytes, load_parameters
 from hpu_engine.model.weights.name_table import NameTable, expand
@@ -123,12 +124,15 @@ class _Worker:
         return Layer(
             attention_norm=tensors[prefix + "attention_norm"],
             qkv=linears[prefix + "qkv"],
-            q_norm=tensors.get(prefix + "q_norm"),
-            k_norm=tensors.get(prefix + "k_norm"),
+            head_norms=self._head_norms(prefix),
             output=reduced(linears[prefix + "output"], self.groups.tensor),
             mlp_norm=tensors[prefix + "mlp_norm"],
             mlp=self._moe(prefix) if self.description.is_sparse(index) else self._dense(prefix),
         )
+
+    def _head_norms(self, prefix: str) -> HeadNorms | None:
+        q, k = (self.parameters.tensors.get(prefix + name) for name in ("q_norm", "k_norm"))
+        return None if q is None or k is None else HeadNorms(q, k, self.description.rms_norm_eps)
 
     def _dense(self, prefix: str) -> Mlp:
         linears = self.parameters.linears

@@ -19,12 +19,11 @@ class RotaryTable:
     """
 
     def __init__(self, rotary: Rotary, head_dim: int, max_len: int, dtype: torch.dtype) -> None:
-        self._half = head_dim // 2
-        self._interleaved = rotary.layout == "interleaved"
+        self.interleaved = rotary.layout == "interleaved"
         frequencies, amplitude = _frequencies(rotary, head_dim)
         angles = torch.outer(torch.arange(max_len, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
-        if self._interleaved:
+        if self.interleaved:
             cos, sin = torch.stack((cos, cos), -1).flatten(1), torch.stack((-sin, sin), -1).flatten(1)
         else:
             cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
@@ -34,13 +33,11 @@ class RotaryTable:
         """cos and sin [tokens, 1, head_dim] of a step's positions: gathered once, used by every layer."""
         return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """`x` [tokens, heads, head_dim], turned."""
-        if self._interleaved:
-            swapped = x.view(*x.shape[:-1], self._half, 2).flip(-1)
-        else:
-            swapped = x.view(*x.shape[:-1], 2, self._half).flip(-2)
-        return torch.addcmul(x * cos, swapped.view(x.shape), sin)
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """`x` [tokens, heads, head_dim], turned by cos and sin of `RotaryTable.at`."""
+    pairs = x.unflatten(-1, (-1, 2)).flip(-1) if interleaved else x.unflatten(-1, (2, -1)).flip(-2)
+    return torch.addcmul(x * cos, pairs.view(x.shape), sin)
 
 
 def _frequencies(rotary: Rotary, head_dim: int) -> tuple[Tensor, float]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.core.batch import Batch
@@ -21,6 +20,7 @@ from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAtten
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.padded_attention import PaddedAttentionStep
 from hpu_engine.model.rotary import RotaryTable
+from hpu_engine.model.step_ops import TORCH_OPS, HeadNorms, StepOps, Turn
 from hpu_engine.planning.model import ModelDescription
 
 
@@ -36,20 +36,19 @@ class DenseMlp:
 
     gate_up: Linear
     down: Linear
+    ops: StepOps = TORCH_OPS
 
     def __call__(self, x: Tensor, is_real: Tensor | None = None) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(self.ops.silu_mul(self.gate_up(x)))
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Norm weights [hidden]; `q_norm`, `k_norm` [head_dim] where the family has them; `qkv` stacks q, k and v."""
+    """Norm weights [hidden]; `qkv` stacks q, k and v."""
 
     attention_norm: Tensor
     qkv: Linear
-    q_norm: Tensor | None
-    k_norm: Tensor | None
+    head_norms: HeadNorms | None
     output: Linear
     mlp_norm: Tensor
     mlp: Mlp
@@ -60,8 +59,7 @@ class _StepInputs:
     """What every layer of one step shares."""
 
     attention: AttentionStep | PaddedAttentionStep
-    cos: Tensor
-    sin: Tensor
+    turn: Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +74,7 @@ class Transformer:
     final_norm: Tensor
     lm_head: Linear
     rotary: RotaryTable
+    ops: StepOps = TORCH_OPS
     exact: ExactAttention | None = None
 
     def hidden(self, batch: Batch | PaddedBatch, caches: Sequence[LayerCache]) -> Tensor:
@@ -83,33 +82,30 @@ class Transformer:
         x = self.embedding(batch.token_ids)
         cos, sin = self.rotary.at(batch.positions)
         is_real = batch.is_real if isinstance(batch, PaddedBatch) else None
-        step = _StepInputs(self.attention(batch, caches[0]), cos, sin)
+        step = _StepInputs(self.attention(batch, caches[0]), Turn(cos, sin, self.rotary.interleaved))
+        delta: Tensor | None = None
         for layer, cache in zip(self.layers, caches, strict=True):
-            x = x + self._attention(layer, cache, x, step)
-            x = x + layer.mlp(self._norm(x, layer.mlp_norm), is_real)
-        return x
+            x, normed = self._add_norm(x, delta, layer.attention_norm)
+            x, normed = self._add_norm(x, self._attention(layer, cache, normed, step), layer.mlp_norm)
+            delta = layer.mlp(normed, is_real)
+        return x if delta is None else x + delta
 
     def attention(self, batch: Batch | PaddedBatch, cache: LayerCache) -> AttentionStep | PaddedAttentionStep:
         """The attention of one step, for each layer in turn; `cache` is of any layer."""
         if isinstance(batch, PaddedBatch):
             return PaddedAttentionStep(self.attention_shape, batch, cache, self.dtype, self.exact)
-        return AttentionStep(self.attention_shape, batch, cache, self.dtype, self.exact)
+        return AttentionStep(self.attention_shape, batch, cache, self.dtype, self.exact, ops=self.ops)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] of `hidden` to [rows, vocab] float32."""
-        return self.lm_head(self._norm(hidden, self.final_norm)).float()
+        return self.lm_head(self._add_norm(hidden, None, self.final_norm)[1]).float()
 
-    def _attention(self, layer: Layer, cache: LayerCache, x: Tensor, step: _StepInputs) -> Tensor:
+    def _attention(self, layer: Layer, cache: LayerCache, normed: Tensor, step: _StepInputs) -> Tensor:
         shape = self.attention_shape
-        qkv = layer.qkv(self._norm(x, layer.attention_norm)).view(x.shape[0], -1, shape.head_dim)
-        qk, values = qkv[:, : shape.heads + shape.kv_heads], qkv[:, shape.heads + shape.kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            qk = torch.cat(
-                (self._norm(qk[:, : shape.heads], layer.q_norm), self._norm(qk[:, shape.heads :], layer.k_norm)), 1
-            )
-        qk = self.rotary.rotate(qk, step.cos, step.sin)
-        step.attention.write(cache, qk[:, shape.heads :], values)
-        return layer.output(step.attention.attend(qk[:, : shape.heads], cache))
+        qkv = layer.qkv(normed).view(normed.shape[0], -1, shape.head_dim)
+        q, keys, values = self.ops.rotate(qkv, shape.heads, layer.head_norms, step.turn)
+        step.attention.write(cache, keys, values)
+        return layer.output(step.attention.attend(q, cache))
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.description.rms_norm_eps)
+    def _add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self.ops.add_norm(x, delta, weight, self.description.rms_norm_eps)

@@ -1,0 +1,88 @@
+"""What a layer does besides its linears and chunks: one seam, torch's operators behind it or a device's own kernels.
+
+All work row by row, so that a row's bits depend on that row alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hpu_engine.model.kv_cache import LayerCache
+from hpu_engine.model.rotary import rotate
+from hpu_engine.model.single_attention import SingleRows
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Weights [head_dim] of the norms of queries and keys, where a family has them."""
+
+    q: Tensor
+    k: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """cos and sin [tokens, 1, head_dim] of a step's positions, and how the pairs of a head lie."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+
+class Singles(Protocol):
+    """Attention of the rows with one new token, prepared for one step."""
+
+    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+        """`q` [rows, kv_heads, group, head_dim], scaled; the same shape back."""
+
+
+class StepOps(Protocol):
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """`x` + `delta` [rows, width] (`x` itself without one), and its root mean square norm times `weight`."""
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """[rows, 2 * width], gate first, to silu(gate) * up [rows, width]."""
+
+    def rotate(self, qkv: Tensor, heads: int, norms: HeadNorms | None, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+        """`qkv` [tokens, heads + 2 * kv_heads, head_dim] to queries and keys, normed and turned, and values."""
+
+    def write(self, cache: LayerCache, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Stores `keys` and `values` [tokens, kv_heads, head_dim] in the rows of `LayerCache.slot_rows`."""
+
+    def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
+        """`tables` [rows, width] padded with scratch, `lens` [rows]: visible tokens."""
+
+
+class TorchOps:
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x if delta is None else x + delta
+        return total, F.rms_norm(total, weight.shape, weight, eps)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
+    def rotate(self, qkv: Tensor, heads: int, norms: HeadNorms | None, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+        turned = heads + (qkv.shape[1] - heads) // 2
+        qk, values = qkv[:, :turned], qkv[:, turned:]
+        if norms is not None:
+            shape = (qkv.shape[-1],)
+            normed_q = F.rms_norm(qk[:, :heads], shape, norms.q, norms.eps)
+            qk = torch.cat((normed_q, F.rms_norm(qk[:, heads:], shape, norms.k, norms.eps)), 1)
+        qk = rotate(qk, turn.cos, turn.sin, interleaved=turn.interleaved)
+        return qk[:, :heads], qk[:, heads:], values
+
+    def write(self, cache: LayerCache, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        cache.write(slot_rows, keys, values)
+
+    def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
+        return SingleRows(tables, lens, cache, group, group)
+
+
+TORCH_OPS = TorchOps()
