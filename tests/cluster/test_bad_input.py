@@ -92,13 +92,20 @@ def test_taken_port_is_named_and_the_next_try_chooses_another(clusters: Path, mo
         assert traces.members(clusters / "t") == []
 
 
-def test_listening_ports_are_not_chosen() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as occupied:
-        assert not ports.free(occupied.getsockname()[1])
-    chosen = ports.choose(20)
-    assert len(set(chosen)) == 20
+def test_chosen_ports_are_free_and_nobody_elses_until_a_server_takes_them() -> None:
+    chosen = ports.choose(2000)
+    assert len(set(chosen)) == 2000
     # Outgoing connections take theirs from here on.
     assert max(chosen) < int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ours = ports.choose(100)
+    other = "from tests.cluster import ports; print(*ports.choose(3000))"
+    argv = [sys.executable, "-c", other]
+    theirs = subprocess.run(argv, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    assert not set(ours) & {int(port) for port in theirs.split()}
+    with socket.create_server(("127.0.0.1", ours[0])) as server:
+        socket.create_connection(("127.0.0.1", ours[0])).close()
+        again = ports.choose(5000)
+        assert server.getsockname()[1] not in again
 
 
 @needs_root

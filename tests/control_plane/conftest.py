@@ -7,9 +7,7 @@ The operator runs in the test's own process with a service account's token and e
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,9 @@ import pytest_asyncio
 from hpu_operator.api.crd import CRD_NAME, crd_yaml
 from hpu_operator.kube.kinds import INFERENCE
 from hpu_operator.kube.permissions import IN_LEASE_NAMESPACE, IN_SERVED_NAMESPACES, Permission
-from hpu_operator.kube.port import KubeError, Live
 from hpu_operator.main import Operator
 from hpu_operator.settings import Settings
+from tests.cluster import ports
 from tests.cluster.api import wait_for
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
@@ -79,9 +77,7 @@ async def grant(admin: Admin, namespace: str) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
+    return ports.choose(1)[0]
 
 
 def settings_for(namespace: str, **changes: Any) -> Settings:
@@ -162,35 +158,3 @@ def inference(name: str = "smol", **spec: Any) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {"model": {"uri": "file:///model"}} | spec,
     }
-
-
-async def eventually(what: str, look: Callable[[], Awaitable[Any]], seconds: float = 30.0) -> Any:
-    """What `look` finds once it is true; an assertion that names it when the time is up."""
-    deadline = asyncio.get_running_loop().time() + seconds
-    last: object = None
-    while asyncio.get_running_loop().time() < deadline:
-        with contextlib.suppress(KubeError):
-            last = await look()
-            if last:
-                return last
-        await asyncio.sleep(0.05)
-    pytest.fail(f"{what}: not after {seconds:g} s; last seen: {last!r}")
-
-
-def condition(live: Live | None, kind: str) -> dict[str, Any]:
-    conditions = ((live or {}).get("status") or {}).get("conditions") or []
-    return next((dict(item) for item in conditions if item["type"] == kind), {})
-
-
-async def reason(
-    admin: Admin, namespace: str, expected: str, name: str = "smol", kind: str = "Ready"
-) -> dict[str, Any]:
-    """Wait until a condition has a reason; the condition. Names what it was instead."""
-    deadline = asyncio.get_running_loop().time() + 30
-    found: dict[str, Any] = {}
-    while asyncio.get_running_loop().time() < deadline:
-        found = condition(await admin.get(INFERENCE, namespace, name), kind)
-        if found.get("reason") == expected:
-            return found
-        await asyncio.sleep(0.05)
-    pytest.fail(f"{name}: {kind} never had the reason {expected}; last: {found}")

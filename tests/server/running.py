@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hpu_engine.contract import ControlState, Phase, TerminationMessage
+from tests.cluster import ports
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 120.0
@@ -25,10 +26,7 @@ PATIENCE_SECONDS = 120.0
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return ports.choose(1)[0]
 
 
 class RunningServer:
