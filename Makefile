@@ -53,7 +53,7 @@ $(UV):
 	@$(PYTHON) -m venv $(HPU_CACHE)/uv && $(HPU_CACHE)/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
 .venv/.synced: requirements/dev.txt pyproject.toml | $(UV)
-	@echo "set-up: Python environment from requirements/dev.txt (5.5 GB; a minute when cold)"
+	@echo "set-up: Python environment from requirements/dev.txt (about 6 GB)"
 	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
 	@VIRTUAL_ENV=.venv $(UV) pip sync --quiet requirements/dev.txt
 	@VIRTUAL_ENV=.venv $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
