@@ -42,6 +42,7 @@ class Asked:
     params: SamplingParams
     arrives_at_step: int = 0
     aborted_at_step: int | None = None
+    shares_prompt_with: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,14 @@ def replay(rank: Rank, asked: Sequence[Asked], schedule: Schedule) -> Answers:
     while waiting or loop.has_work:
         while waiting and waiting[0].arrives_at_step <= number:
             one = waiting.pop(0)
-            refused = loop.submit(Submit(request_id=one.name, prompt_token_ids=one.prompt, params=one.params))
+            refused = loop.submit(
+                Submit(
+                    request_id=one.name,
+                    prompt_token_ids=one.prompt,
+                    params=one.params,
+                    shares_prompt_with=one.shares_prompt_with,
+                )
+            )
             assert refused is None, refused
         loop.abort([one.name for one in asked if one.aborted_at_step == number])
         result = loop.step()
@@ -114,7 +122,7 @@ def one_at_a_time(rank: Rank, asked: Sequence[Asked], num_blocks: int) -> Answer
     """Each request alone, its prompt in one chunk, nothing cached: what every schedule is held against."""
     answers = Answers()
     for one in asked:
-        alone = replace(one, arrives_at_step=0, aborted_at_step=None)
+        alone = replace(one, arrives_at_step=0, aborted_at_step=None, shares_prompt_with=None)
         own = replay(rank, [alone], Schedule(len(one.prompt) + 1, num_blocks, prefix_cache=False))
         answers.tokens.update(own.tokens)
         answers.logprobs.update(own.logprobs)
@@ -145,7 +153,7 @@ def first_difference(expected: Answers, found: Answers) -> str | None:
 
 def random_trace(seed: int, vocab: int, block_size: int, count: int = 6) -> list[Asked]:
     """Prompts that share prefixes, lengths around multiples of the block size, seeded and greedy rows, penalties,
-    log-probabilities, some aborts.
+    log-probabilities, several samples of one prompt, some aborts.
     """
     chance = random.Random(seed)
     stem = [chance.randrange(vocab) for _ in range(3 * block_size)]
@@ -155,6 +163,7 @@ def random_trace(seed: int, vocab: int, block_size: int, count: int = 6) -> list
         length = max(1, around if chance.random() < 0.6 else chance.randint(1, 4 * block_size))
         shared = min(length, chance.choice([0, len(stem), len(stem), block_size]))
         prompt = stem[:shared] + [chance.randrange(vocab) for _ in range(length - shared)]
+        sibling = asked[-1] if asked and chance.random() < 0.2 else None
         params = SamplingParams(
             max_tokens=chance.randint(1, 2 * block_size),
             temperature=chance.choice([0.0, 1.0, 1.0]),
@@ -168,5 +177,9 @@ def random_trace(seed: int, vocab: int, block_size: int, count: int = 6) -> list
         )
         arrives = chance.randint(0, 12)
         aborted = arrives + chance.randint(1, 12) if chance.random() < 0.15 else None
-        asked.append(Asked(f"r{number}", tuple(prompt), params, arrives, aborted))
+        if sibling is not None:
+            prompt, arrives = list(sibling.prompt), sibling.arrives_at_step
+            aborted = aborted and arrives + 1 + aborted % 12
+        shares = sibling and sibling.name
+        asked.append(Asked(f"r{number}", tuple(prompt), params, arrives, aborted, shares))
     return asked

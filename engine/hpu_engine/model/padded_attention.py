@@ -1,8 +1,8 @@
 """Attention of one step in bucket shapes: no shape here depends on anything but the buckets.
 
 The formulas are those of `hpu_engine.model.attention` and give the same bits under `ExactAttention`: padding adds pages
-that nobody sees behind a row's own, and their weight of 0 changes no sum. Scratch may hold anything, so what comes of
-it is masked or dropped, not multiplied by 0.
+that nobody sees behind a row's own, and their weight of 0 changes no sum. For that scratch must hold finite numbers:
+padding tokens write zeros there, and nobody else writes there.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class PaddedAttentionStep:
         exact: ExactAttention | None,
     ) -> None:
         self._slot_rows = cache.slot_rows(batch.slots)
+        self._is_padding = ~batch.is_real[:, None, None]
         self._queries = torch.zeros(batch.buffer_rows, shape.heads, shape.head_dim, dtype=dtype)
         self._mixes = torch.zeros(batch.buffer_rows, shape.heads * shape.head_dim, dtype=dtype)
         self._parts: list[_FusedChunk | _SlicedChunk | _Singles] = [
@@ -42,8 +43,8 @@ class PaddedAttentionStep:
         self._parts += [_Singles(shape, singles, cache, padded_group) for singles in batch.singles]
 
     def write(self, cache: LayerCache, keys: Tensor, values: Tensor) -> None:
-        """`keys`, `values` [tokens, kv_heads, head_dim] of the whole batch; those of padding go to scratch."""
-        cache.write(self._slot_rows, keys, values)
+        """`keys`, `values` [tokens, kv_heads, head_dim] of the whole batch; padding writes zeros to scratch."""
+        cache.write(self._slot_rows, *(new.masked_fill(self._is_padding, 0.0) for new in (keys, values)))
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
         """`q` [tokens, heads, head_dim] to [tokens, heads * head_dim], 0 for padding; valid until the next call."""
@@ -86,34 +87,27 @@ class _SlicedChunk:
         self._blocks = chunk.blocks
         self._missing = -chunk.rows.shape[0] % self._tokens
         last_visible = F.pad(chunk.last_visible, (0, self._missing))
-        pages = chunk.blocks.shape[0]
+        length = chunk.blocks.shape[0] * cache.block_size
         self._hidden = [
-            _hidden(part, pages * cache.block_size).repeat(shape.group, 1)
-            for part in torch.split(last_visible, self._tokens)
+            _hidden(part, length).repeat(shape.group, 1) for part in torch.split(last_visible, self._tokens)
         ]
-        # Per slice and page: whether none of the slice's tokens may see into it.
-        first_positions = torch.arange(pages) * cache.block_size
-        self._unseen = [first_positions > part.max() for part in torch.split(last_visible, self._tokens)]
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
         count = q.shape[0]
         slices = torch.split(F.pad(q * self._shape.scale, (0, 0, 0, 0, 0, self._missing)), self._tokens)
         keys, values = (pages.index_select(0, self._blocks) for pages in (cache.keys, cache.values))
-        parts = [
-            self._slice(own, keys, values, hidden, unseen)
-            for own, hidden, unseen in zip(slices, self._hidden, self._unseen, strict=True)
-        ]
+        parts = [self._slice(own, keys, values, hidden) for own, hidden in zip(slices, self._hidden, strict=True)]
         return torch.cat(parts)[:count]
 
-    def _slice(self, q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, unseen: Tensor) -> Tensor:
+    def _slice(self, q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
         s = self._shape
         queries = q.view(-1, s.kv_heads, s.group, s.head_dim).permute(1, 2, 0, 3).reshape(s.kv_heads, -1, s.head_dim)
         scores = torch.cat([torch.bmm(queries, page.transpose(1, 2)) for page in keys], dim=-1)
         weights = torch.softmax(scores.float().masked_fill_(hidden, float("-inf")), dim=-1).to(q.dtype)
         per_page = torch.split(weights, keys.shape[2], dim=-1)
         mixed = torch.bmm(per_page[0].contiguous(), values[0])
-        for page in range(1, len(per_page)):
-            mixed += torch.bmm(per_page[page].contiguous(), values[page]).masked_fill_(unseen[page], 0.0)
+        for weight, page in zip(per_page[1:], values[1:], strict=True):
+            mixed += torch.bmm(weight.contiguous(), page)
         return mixed.view(s.kv_heads, s.group, -1, s.head_dim).permute(2, 0, 1, 3).reshape(q.shape[0], -1)
 
 
@@ -126,7 +120,7 @@ class _Singles:
         self._blocks = singles.blocks
         self._owners = singles.owners
         self._padded_group = padded_group
-        num_rows, width = singles.places.shape
+        width = singles.places.shape[1]
         size, group = cache.block_size, shape.group
         head = torch.arange(shape.heads)
         padded_heads = shape.kv_heads * padded_group
@@ -153,7 +147,7 @@ class _Singles:
         weights = torch.softmax(by_row.masked_fill_(self._hidden, float("-inf")), dim=-1).to(q.dtype)
         by_page = weights.view(-1, size).index_select(0, self._to_pages).view(batch, group, size)
         mixes = torch.bmm(by_page, values)[:, : s.group].reshape(pages, -1)
-        mixes[0] = 0.0  # scratch, where a row has no more pages
+        mixes[0] = 0.0  # of scratch: added where a row has no more pages
         total = mixes.index_select(0, self._columns[0])
         for column in self._columns[1:]:
             total += mixes.index_select(0, column)

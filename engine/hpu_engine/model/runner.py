@@ -44,9 +44,7 @@ class ModelRunner:
         return self.logits(self.hidden(batch)[batch.output_rows])
 
     def attend(self, batch: PaddedBatch) -> None:
-        """Runs only the attention of the batch, in every layer: it is compiled apart, so it is warmed apart."""
-        shape = self.transformer.attention_shape
-        step = self.transformer.attention(batch, self.caches[0])
+        """Runs only the attention of the batch, in one layer: it is compiled apart, and alike for all layers."""
+        shape, cache = self.transformer.attention_shape, self.caches[0]
         q = torch.zeros(batch.num_tokens, shape.heads, shape.head_dim, dtype=self.transformer.dtype)
-        for cache in self.caches:
-            step.attend(q, cache)
+        self.transformer.attention(batch, cache).attend(q, cache)
