@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from tests.side_by_side import strays, unit
+from tests.side_by_side import COMPUTING, WITH_NODES, next_unit, strays, unit
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,3 +27,15 @@ def test_a_file_that_asks_for_nodes_unannounced_is_named() -> None:
     announced = ("tests/recordings/test_ending.py::test_x", ["two_node_cluster"])
     assert strays([announced, ("tests/core/test_y.py::test_y", ["tmp_path"])]) == []
     assert strays([announced, ("tests/core/test_y.py::test_y", ["two_node_cluster"])]) == ["tests/core/test_y.py"]
+
+
+def test_one_worker_begins_with_what_computes_and_helps_when_that_is_done() -> None:
+    waiting, computing = ["with nodes", "tests/server/test_a.py"], ["tests/core/test_b.py", "tests/engine/test_c.py"]
+    queue = [waiting[0], computing[0], waiting[1], computing[1]]
+    assert [next_unit(queue, worker) for worker in (0, 1, 2)] == [waiting[0], computing[0], waiting[0]]
+    assert next_unit(waiting, 1) == waiting[0]
+    assert next_unit(computing, 0) == computing[0]
+
+
+def test_what_is_named_there_exists() -> None:
+    assert [path for path in (*WITH_NODES, *COMPUTING) if not (ROOT / path).exists()] == []
