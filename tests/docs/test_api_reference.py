@@ -1,0 +1,63 @@
+"""docs/reference/api.md names every field that is read or refused, every series that is shown, and nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hpu_engine.server import prompts, protocol
+from hpu_engine.server.metrics import Metrics
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def first_cells(title: str) -> set[str]:
+    """The names in the first column of a section's table."""
+    rows = [line.split("|")[1] for line in section(title).splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def test_the_fields_of_both_routes_are_those_that_are_read() -> None:
+    completions = set(protocol.CompletionRequest.model_fields) | {"prompt"}
+    chats = set(protocol.ChatCompletionRequest.model_fields)
+    both = first_cells("Fields of both routes")
+    assert both | first_cells("Fields of completions") == completions
+    assert both | first_cells("Fields of chats") == chats
+
+
+def test_the_refused_fields_are_those_that_are_refused() -> None:
+    named = set(re.findall(r"`(\w+)`", section("Refused")))
+    assert named == set(protocol._NEUTRAL) | set(protocol._NEUTRAL_IN_CHATS)
+
+
+def test_the_series_are_those_that_are_shown() -> None:
+    shown = {family.name for family in Metrics("m").registry.collect()}
+    assert first_cells("Metrics") == shown
+
+
+@pytest.mark.parametrize(
+    ("title", "field", "limit"),
+    [
+        ("Fields of both routes", "n", protocol.MAX_SAMPLES),
+        ("Fields of both routes", "n", protocol.MAX_SEQUENCES),
+        ("Fields of both routes", "stop", protocol.MAX_STOP_STRINGS),
+        ("Fields of both routes", "stop", protocol.MAX_STOP_CHARS),
+        ("Fields of both routes", "stop_token_ids", protocol.MAX_STOP_TOKEN_IDS),
+        ("Fields of both routes", "logit_bias", protocol.MAX_BIASED_TOKENS),
+        ("Fields of both routes", "prompt_logprobs", protocol.MOST_LOGPROBS),
+        ("Fields of both routes", "repetition_penalty", protocol.LEAST_REPETITION_PENALTY),
+        ("Fields of both routes", "repetition_penalty", int(protocol.MOST_REPETITION_PENALTY)),
+        ("Fields of completions", "prompt", prompts.MAX_PROMPTS),
+        ("Fields of completions", "logprobs", protocol.MOST_LOGPROBS),
+        ("Fields of chats", "messages", protocol.MAX_MESSAGES),
+    ],
+)
+def test_a_limit_is_the_codes(title: str, field: str, limit: float) -> None:
+    (row,) = [line for line in section(title).splitlines() if line.startswith(f"| `{field}`")]
+    assert re.search(rf"(?<![\d.]){re.escape(str(limit))}(?![\d.]\d)", row)
