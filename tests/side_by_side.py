@@ -2,7 +2,7 @@
 
 A file is the unit: its tests run in their order in one worker, with what they share made once. Files that need the
 cluster of two nodes are one unit together: there is one such cluster in a run, and its nodes are broken on purpose.
-Everything else that a machine has once (images, checkpoints, ports, state folders) is locked or named after its process.
+What else a machine has once (images, checkpoints, ports, state folders) is locked or named after its process.
 
 One worker begins with the tests that compute and the other with those that wait for other processes, each in the order
 of `testpaths`; who has none of his kind left takes the other's. So two cores are seldom wanted by three, and a test
