@@ -5,15 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from hpu_engine.model.step_ops import StepOps
 
 Linear = Callable[[Tensor], Tensor]
 """[rows, in] to [rows, out], bias included."""
 
 ExpertKernel = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Hidden states [rows, hidden], indices of experts [rows, top_k] (-1: none here) and their weights, to float32 sums."""
+"""Hidden states [rows, hidden], indices of experts [rows, top_k] (none of the kernel's: elsewhere) and their weights
+[rows, top_k], to float32 sums [rows, hidden].
+"""
 
 
 class UnsupportedOnDevice(Exception):
@@ -42,6 +48,8 @@ class WarmUpShape:
 class Device(ABC):
     name: str
     default_max_batched_tokens: int
+    step_ops: StepOps | None = None
+    """The device's own kernels for what a layer does between its linears; None: torch's operators."""
 
     @abstractmethod
     def compute_dtype(self, requested: str) -> torch.dtype:

@@ -39,16 +39,13 @@ class WindowExperts:
         return x
 
     def __call__(self, dispatched: Dispatched, dtype: torch.dtype) -> Tensor:
-        hidden, routing = dispatched.hidden, dispatched.routing
-        local = routing.ids - self.window.first
-        # Out of the window is -1 for the kernel, whoever holds the expert.
-        local = local.masked_fill((local < 0) | (local >= self.window.size), -1)
-        pieces = [
-            self.kernel(hidden[start:stop], local[start:stop], routing.weights[start:stop])
-            for start in range(0, hidden.shape[0], self.chunk_tokens)
-            for stop in [start + self.chunk_tokens]
-        ]
-        return torch.cat(pieces).to(dtype) if pieces else hidden.new_zeros(hidden.shape, dtype=dtype)
+        hidden, weights = dispatched.hidden, dispatched.routing.weights
+        # The window's experts are 0 to size - 1 for the kernel; padding and the experts of others lie outside.
+        ids = dispatched.routing.ids - self.window.first if self.window.first else dispatched.routing.ids
+        if hidden.shape[0] <= self.chunk_tokens:
+            return self.kernel(hidden, ids, weights).to(dtype)
+        pieces = zip(*(torch.split(part, self.chunk_tokens) for part in (hidden, ids, weights)), strict=True)
+        return torch.cat([self.kernel(*piece) for piece in pieces]).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)

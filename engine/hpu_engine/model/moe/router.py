@@ -78,7 +78,9 @@ def select(
     weights = scores.gather(-1, ids)
     if rule.renormalise:
         weights = weights / weights.sum(-1, keepdim=True).clamp_min(rule.minimum)
-    weights = (weights * rule.scale).to(dtype)
+    if rule.scale != 1.0:
+        weights = weights * rule.scale
+    weights = weights.to(dtype)
     if is_real is not None:
         ids = ids.masked_fill(~is_real[:, None], NOWHERE)
         weights = weights.masked_fill(~is_real[:, None], 0)
