@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 _WRITES = {"create", "update", "patch", "delete", "deletecollection"}
@@ -11,11 +12,15 @@ _WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 
 @dataclass(frozen=True)
 class Write:
+    """`received` and `answered` are times of the API server's clock."""
+
     verb: str
     resource: str
     name: str
     agent: str
     code: int
+    received: datetime
+    answered: datetime
 
 
 class Audit:
@@ -40,5 +45,6 @@ class Audit:
                 continue
             resource = "/".join(part for part in (about["resource"], about.get("subresource")) if part)
             code = int((event.get("responseStatus") or {}).get("code", 0))
-            found.append(Write(event["verb"], resource, about.get("name", ""), event["userAgent"], code))
+            times = (datetime.fromisoformat(event[key]) for key in ("requestReceivedTimestamp", "stageTimestamp"))
+            found.append(Write(event["verb"], resource, about.get("name", ""), event["userAgent"], code, *times))
         return found

@@ -1,14 +1,44 @@
-"""An operator in a process of its own for tests that kill it: NAMESPACE BASE-URL-OF-RANKS PORT IDENTITY."""
+"""An operator in a process of its own, which tests can kill: NAMESPACE BASE-URL-OF-RANKS PORT IDENTITY."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from hpu_operator.main import Operator
-from tests.control_plane.conftest import settings_for
+from tests.control_plane.conftest import OperatorHandle, free_port, settings_for
+from tests.control_plane.scripted_ranks import ScriptedRanks
+
+
+@asynccontextmanager
+async def process(
+    handle: OperatorHandle, ranks: ScriptedRanks, log: Path, identity: str = "tests"
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """An operator in a process of its own, which can be killed."""
+    with log.open("ab") as output:
+        started = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.control_plane.operator_process",
+            handle.namespace,
+            ranks.base,
+            str(free_port()),
+            identity,
+            env=os.environ | {"KUBECONFIG": str(handle.kubeconfig)},
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.wait()
 
 
 async def run(namespace: str, ranks: str, port: int, identity: str) -> int:

@@ -14,11 +14,11 @@ from hpu_operator.runtime.lease import DURATION_SECONDS
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
 from tests.control_plane.audit import Audit
-from tests.control_plane.conftest import OperatorHandle, eventually, inference
+from tests.control_plane.conftest import OperatorHandle, inference
+from tests.control_plane.looks import delete_and_see_it_made_again, eventually, pods_of, ready
 from tests.control_plane.nodes import TestNode
+from tests.control_plane.operator_process import process
 from tests.control_plane.scripted_ranks import ScriptedRanks
-from tests.control_plane.test_reconcile import is_ready, pods_of
-from tests.control_plane.test_steady import process
 
 OUTAGE_SECONDS = float(os.environ.get("HPU_OUTAGE_SECONDS", str(DURATION_SECONDS + 3)))
 """Longer than a lease lasts; `HPU_OUTAGE_SECONDS=60` is a minute."""
@@ -42,7 +42,7 @@ async def test_while_the_api_server_is_away_nobody_restarts_and_afterwards_nothi
     """Away for longer than a lease lasts: the one process rests, and goes on with what it finds."""
     async with process(operator, ranks, tmp_path / "log") as running:
         await admin.create(INFERENCE, namespace, inference(replicas=2))
-        await eventually("Ready", lambda: is_ready(admin, namespace), seconds=90)
+        await ready(admin, namespace, seconds=90)
         before = await pods_of(admin, namespace)
         await asyncio.sleep(8)  # until the sweep that follows kopf's first lists is over
         audit = Audit(control_plane.audit_log, namespace)
@@ -55,7 +55,7 @@ async def test_while_the_api_server_is_away_nobody_restarts_and_afterwards_nothi
         assert await pods_of(admin, namespace) == before
         assert audit.writes() == []
         await admin.merge(INFERENCE, namespace, "smol", {"spec": {"replicas": 3}})
-        await eventually("it is at work again", lambda: is_ready(admin, namespace, generation=2), seconds=60)
+        await ready(admin, namespace, generation=2, seconds=60)
         assert before.items() <= (await pods_of(admin, namespace)).items()
 
 
@@ -78,7 +78,7 @@ async def test_a_leader_killed_is_followed_by_the_standby_which_writes_nothing(
         process(operator, ranks, tmp_path / "second", "second") as second,
     ):
         await admin.create(INFERENCE, namespace, inference(replicas=2))
-        await eventually("Ready", lambda: is_ready(admin, namespace), seconds=90)
+        await ready(admin, namespace, seconds=90)
         leads = await holder(admin, namespace)
         leader, standby = (first, "second") if leads == "first" else (second, "first")
         before = await pods_of(admin, namespace)
@@ -93,7 +93,7 @@ async def test_a_leader_killed_is_followed_by_the_standby_which_writes_nothing(
         assert audit.writes() == []
         assert await pods_of(admin, namespace) == before
         await admin.merge(INFERENCE, namespace, "smol", {"spec": {"replicas": 3}})
-        await eventually("it is at work", lambda: is_ready(admin, namespace, generation=2), seconds=40)
+        await ready(admin, namespace, generation=2, seconds=40)
         assert before.items() <= (await pods_of(admin, namespace)).items()
 
 
@@ -104,18 +104,10 @@ async def test_a_deletion_that_no_watch_told_is_found(
     await operator.start_as_a_kubelet_does()
     await admin.create(INFERENCE, namespace, inference())
     # The controllers may still be backing off from the restart of another test.
-    await eventually("Ready", lambda: is_ready(admin, namespace), seconds=90)
+    await ready(admin, namespace, seconds=90)
     control_plane.kill("apiserver")
     await asyncio.to_thread(control_plane.restart, "apiserver")
-    before = await admin.get(SERVICE, namespace, "smol-ranks")
-    assert before is not None
-    await admin.delete(SERVICE, namespace, "smol-ranks")
-
-    async def again() -> bool:
-        found = await admin.get(SERVICE, namespace, "smol-ranks")
-        return found is not None and bool(found["metadata"]["uid"] != before["metadata"]["uid"])
-
-    await eventually("the Service again", again, seconds=60)
+    await delete_and_see_it_made_again(admin, namespace, SERVICE, "smol-ranks", seconds=60)
 
 
 async def test_two_operators_one_works_and_the_other_takes_over(
@@ -123,13 +115,13 @@ async def test_two_operators_one_works_and_the_other_takes_over(
 ) -> None:
     first, first_task = await operator.start(identity="first")
     await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     await operator.start(identity="second")
     before = await pods_of(admin, namespace)
     first.stop()
     assert await asyncio.wait_for(first_task, 40) == 0
     await admin.create(INFERENCE, namespace, inference("later"))
-    await eventually("the second works", lambda: is_ready(admin, namespace, "later"), seconds=40)
+    await ready(admin, namespace, "later", seconds=40)
     assert before.items() <= (await pods_of(admin, namespace)).items()
 
 

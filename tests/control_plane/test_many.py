@@ -7,7 +7,6 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -18,9 +17,9 @@ from hpu_operator.kube.permissions import IN_LEASE_NAMESPACE, IN_SERVED_NAMESPAC
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
 from tests.control_plane.audit import Audit
-from tests.control_plane.conftest import OperatorHandle, eventually, inference, role
+from tests.control_plane.conftest import OperatorHandle, inference, role
+from tests.control_plane.looks import eventually, ready
 from tests.control_plane.nodes import TestNode
-from tests.control_plane.test_reconcile import is_ready
 
 OBJECTS = 100
 
@@ -85,7 +84,7 @@ async def test_names_of_every_length_work_from_object_to_pod(
     for length in lengths:
         await admin.create(INFERENCE, namespace, inference("n" * length, replicas=2))
     for length in lengths:
-        await eventually(f"{length} ready", partial(is_ready, admin, namespace, "n" * length), seconds=60)
+        await ready(admin, namespace, "n" * length, seconds=60)
     for pod in await admin.list(POD, namespace):
         assert len(pod["metadata"]["name"]) <= 63
         assert pod["metadata"]["labels"][names.NAME_LABEL] in {"n" * length for length in lengths}
@@ -130,11 +129,11 @@ async def test_no_right_is_granted_that_is_not_used(
     audit = control_plane.audit_log.stat().st_size
     await operator.start()
     await admin.create(INFERENCE, namespace, inference(replicas=2))
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     for generation in range(2, 15):
         change = {"spec": {"drainSeconds": generation}} if generation < 14 else {"spec": {"replicas": 1}}
         await admin.merge(INFERENCE, namespace, "smol", change)
-        await eventually("rolled", partial(is_ready, admin, namespace, generation=generation), seconds=60)
+        await ready(admin, namespace, generation=generation, seconds=60)
     await operator.stop()
     used = set()
     with control_plane.audit_log.open() as log:

@@ -13,22 +13,18 @@ from hpu_operator.kube.kinds import INFERENCE, POD, RECORD, SERVICE, STATEFUL_SE
 from hpu_operator.kube.port import Live
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
-from tests.control_plane.conftest import OperatorHandle, condition, eventually, inference, reason
+from tests.control_plane.conftest import OperatorHandle, inference
+from tests.control_plane.looks import (
+    children_of,
+    condition,
+    delete_and_see_it_made_again,
+    eventually,
+    pods_of,
+    ready,
+    reason,
+)
 from tests.control_plane.nodes import TestNode, running
 from tests.control_plane.scripted_ranks import ScriptedRanks
-
-
-async def is_ready(admin: Admin, namespace: str, name: str = "smol", generation: int | None = None) -> Live | None:
-    live = await admin.get(INFERENCE, namespace, name)
-    found = condition(live, "Ready")
-    if found.get("status") != "True" or (generation and found["observedGeneration"] != generation):
-        return None
-    return live
-
-
-async def pods_of(admin: Admin, namespace: str) -> dict[str, str]:
-    """Names and uids of the pods that are there."""
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in await admin.list(POD, namespace)}
 
 
 async def test_an_object_becomes_ready_with_its_children(
@@ -36,7 +32,7 @@ async def test_an_object_becomes_ready_with_its_children(
 ) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference(replicas=2))
-    live = await eventually("Ready", lambda: is_ready(admin, namespace))
+    live = await ready(admin, namespace)
     assert live["status"]["readyReplicas"] == live["status"]["updatedReplicas"] == 2
     revision = live["status"]["revision"]
     sets = {item["metadata"]["name"] for item in await admin.list(STATEFUL_SET, namespace)}
@@ -70,7 +66,7 @@ async def test_readiness_comes_from_the_pods_and_warm_up_from_the_ranks(
     assert live["status"]["warmUp"] == "37/72"
     ranks.default = state(Phase.READY)
     node.script = lambda _: running(ready=True)
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
 
 
 async def test_a_deleted_child_is_made_again(
@@ -78,19 +74,11 @@ async def test_a_deleted_child_is_made_again(
 ) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
-    live = await eventually("Ready", lambda: is_ready(admin, namespace))
+    live = await ready(admin, namespace)
     record = f"smol-{live['status']['revision']}"
     for kind, name in ((SERVICE, "smol"), (SERVICE, "smol-ranks"), (RECORD, record), (STATEFUL_SET, f"{record}-0-0")):
-        before = await admin.get(kind, namespace, name)
-        assert before is not None
-        await admin.delete(kind, namespace, name)
-
-        async def again(kind: Any = kind, name: str = name, uid: str = before["metadata"]["uid"]) -> bool:
-            found = await admin.get(kind, namespace, name)
-            return bool(found and found["metadata"]["uid"] != uid)
-
-        await eventually(f"{kind.kind} {name} again", again)
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+        await delete_and_see_it_made_again(admin, namespace, kind, name)
+    await ready(admin, namespace)
 
 
 async def test_an_edited_child_is_repaired_and_foreign_labels_are_left_alone(
@@ -98,7 +86,7 @@ async def test_an_edited_child_is_repaired_and_foreign_labels_are_left_alone(
 ) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
-    live = await eventually("Ready", lambda: is_ready(admin, namespace))
+    live = await ready(admin, namespace)
     name = f"smol-{live['status']['revision']}-0-0"
     await admin.merge(
         SERVICE, namespace, "smol", {"metadata": {"labels": {"team": "nlp"}}, "spec": {"selector": {"x": "y"}}}
@@ -122,7 +110,7 @@ async def test_a_lost_record_is_restored_from_what_runs_and_not_from_a_newer_def
 ) -> None:
     await operator.start(engine_image_cpu="engine:old")
     await admin.create(INFERENCE, namespace, inference())
-    live = await eventually("Ready", lambda: is_ready(admin, namespace))
+    live = await ready(admin, namespace)
     before = await pods_of(admin, namespace)
     await operator.stop()
     record = f"smol-{live['status']['revision']}"
@@ -143,29 +131,29 @@ async def test_a_newer_default_image_changes_no_running_pod(
 ) -> None:
     await operator.start(engine_image_cpu="engine:old")
     await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     before = await pods_of(admin, namespace)
     await operator.stop()
     await operator.start(engine_image_cpu="engine:new")
     await admin.merge(INFERENCE, namespace, "smol", {"spec": {"replicas": 2}})
-    await eventually("two groups", lambda: is_ready(admin, namespace, generation=2))
+    await ready(admin, namespace, generation=2)
     images = {
         pod["metadata"]["name"]: pod["spec"]["containers"][0]["image"] for pod in await admin.list(POD, namespace)
     }
     assert set(images.values()) == {"engine:old"}, "the second group is made from the record of its revision"
     assert before.items() <= (await pods_of(admin, namespace)).items()
     await admin.merge(INFERENCE, namespace, "smol", {"spec": {"drainSeconds": 5}})
-    live = await eventually("the new revision", lambda: is_ready(admin, namespace, generation=3), seconds=60)
+    live = await ready(admin, namespace, generation=3, seconds=60)
     assert live["status"]["image"] == "engine:new"
 
 
 async def test_scaling_restarts_no_pod(admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference(replicas=2))
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     before = await pods_of(admin, namespace)
     await admin.merge(INFERENCE, namespace, "smol", {"spec": {"replicas": 3}})
-    await eventually("three", lambda: is_ready(admin, namespace, generation=2))
+    await ready(admin, namespace, generation=2)
     assert before.items() <= (await pods_of(admin, namespace)).items()
     await admin.merge(INFERENCE, namespace, "smol", {"spec": {"replicas": 1}})
 
@@ -184,7 +172,7 @@ async def test_a_roll_takes_one_group_at_a_time_through_its_endpoints(
     """Watches every pod all the while: never fewer than replicas - 1 ready and in service."""
     await operator.start()
     await admin.create(INFERENCE, namespace, inference(replicas=3))
-    first = await eventually("Ready", lambda: is_ready(admin, namespace))
+    first = await ready(admin, namespace)
     fewest, labels_seen = 3, set()
 
     async def watch() -> None:
@@ -202,7 +190,7 @@ async def test_a_roll_takes_one_group_at_a_time_through_its_endpoints(
 
     watching = asyncio.create_task(watch())
     await admin.merge(INFERENCE, namespace, "smol", {"spec": {"engine": {"maxNumSeqs": 8}}})
-    second = await eventually("rolled", lambda: is_ready(admin, namespace, generation=2), seconds=90)
+    second = await ready(admin, namespace, generation=2, seconds=90)
     watching.cancel()
     assert fewest == 2
     assert labels_seen == {"true", "false"}
@@ -216,7 +204,7 @@ async def test_ready_turns_false_at_once_when_the_spec_changes(
 ) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     node.script = lambda pod: None
     began = time.monotonic()
     await admin.merge(INFERENCE, namespace, "smol", {"spec": {"engine": {"maxNumSeqs": 8}}})
@@ -236,15 +224,13 @@ async def test_deleting_the_object_leaves_nothing(
 ) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     if not up:
         await operator.stop()
     await admin.delete(INFERENCE, namespace, "smol", propagation=propagation)
 
     async def gone() -> bool:
-        left = [await admin.get(INFERENCE, namespace, "smol")]
-        left += [item for kind in (STATEFUL_SET, RECORD, SERVICE, POD) for item in await admin.list(kind, namespace)]
-        return not any(left)
+        return await admin.get(INFERENCE, namespace, "smol") is None and not await children_of(admin, namespace)
 
     await eventually("nothing left", gone, seconds=40)
     if up:
@@ -257,7 +243,7 @@ async def test_an_object_that_waits_for_its_children_to_go_is_not_called_ready(
 ) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference(replicas=2))
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     node.ends_pods = False
     await admin.delete(INFERENCE, namespace, "smol", propagation="Foreground")
     told = await reason(admin, namespace, "Draining")
@@ -280,10 +266,10 @@ async def test_an_object_made_again_at_once_gets_children_of_its_own(
 ) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     await admin.delete(INFERENCE, namespace, "smol", propagation="Background")
     made = await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready again", lambda: is_ready(admin, namespace), seconds=40)
+    await ready(admin, namespace, seconds=40)
     for kind in (STATEFUL_SET, SERVICE):
         for item in await admin.list(kind, namespace):
             assert item["metadata"]["ownerReferences"][0]["uid"] == made["metadata"]["uid"]
@@ -295,7 +281,7 @@ async def test_a_foreign_object_with_a_childs_name_is_not_adopted_and_is_reporte
 ) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference("other"))
-    live = await eventually("Ready", lambda: is_ready(admin, namespace, "other"))
+    live = await ready(admin, namespace, "other")
     foreign: dict[str, Any]
     if kind is SERVICE:
         ports = [{"port": 80}]
@@ -317,4 +303,4 @@ async def test_a_foreign_object_with_a_childs_name_is_not_adopted_and_is_reporte
     assert now["metadata"].get("labels") == made["metadata"].get("labels")
     assert "hpu-operator" not in {entry["manager"] for entry in now["metadata"]["managedFields"]}
     await admin.delete(kind, namespace, made["metadata"]["name"])
-    await eventually("Ready once the name is free", lambda: is_ready(admin, namespace), seconds=40)
+    await ready(admin, namespace, seconds=40)

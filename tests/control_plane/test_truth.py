@@ -10,10 +10,10 @@ import pytest
 from hpu_engine.contract import FailureReason, Phase, TerminationMessage
 from hpu_operator.kube.kinds import INFERENCE, Kind
 from tests.control_plane.admin import Admin
-from tests.control_plane.conftest import OperatorHandle, condition, eventually, inference, reason
+from tests.control_plane.conftest import OperatorHandle, inference
+from tests.control_plane.looks import condition, eventually, ready, reason
 from tests.control_plane.nodes import TestNode, ended, pod_status, running, waiting
 from tests.control_plane.scripted_ranks import ScriptedRanks, state
-from tests.control_plane.test_reconcile import is_ready
 
 EVENTS = Kind("", "v1", "events", "Event")
 QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
@@ -142,7 +142,7 @@ async def test_an_unreachable_control_endpoint_is_no_failure_and_no_restart(
     assert "cannot be reached" in told["message"]
     pods = dict(node.incarnations)
     node.script = lambda _: running(ready=True)
-    await eventually("Ready, whatever the operator can reach", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     assert node.incarnations == pods
 
 
@@ -164,7 +164,7 @@ async def test_ready_is_never_true_between_crashes(
     """A container that crashes, is ready for a moment, and crashes again, while every status is watched."""
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready once", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     crash = ended(1, "boom")
     node.script = lambda _: waiting(*BACK_OFF, restarts=2, last_end=crash)
     await reason(admin, namespace, "CrashLoop")
@@ -185,13 +185,13 @@ async def test_ready_is_never_true_between_crashes(
 async def test_a_single_crash_recovers(admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     lost = ended(5, said(FailureReason.WORKER_LOST, "rank 0 lost its worker", signal="SIGKILL"))
     node.script = lambda _: pod_status(state={"terminated": lost}, ready=False, restarts=0)
     told = await reason(admin, namespace, "WorkerLost")
     assert "SIGKILL" in told["message"]
     node.script = lambda _: running(ready=True, restarts=1, last_end=lost)
-    await eventually("Ready again", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
 
 
 async def test_people_are_told_by_events_once_per_transition(
@@ -199,7 +199,7 @@ async def test_people_are_told_by_events_once_per_transition(
 ) -> None:
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
-    await eventually("Ready", lambda: is_ready(admin, namespace))
+    await ready(admin, namespace)
     node.script = lambda _: waiting(*BACK_OFF, restarts=2, last_end=ended(1, "boom"))
     await reason(admin, namespace, "CrashLoop")
 
