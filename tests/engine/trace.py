@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,7 +18,6 @@ from hpu_engine.core.sampler import Sampled
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Limits, Scheduler, Step
 from hpu_engine.rank import Rank, bucket_set
-from hpu_engine.warm_up import run_buckets
 
 
 class RecordingLoop(StepLoop):
@@ -49,7 +48,7 @@ class Asked:
 class Schedule:
     """How a rank shares its steps. Everything here must leave the tokens as they are.
 
-    `force_buckets`: every step is padded to the buckets that are planned for these limits, all of them warm.
+    `force_buckets`: every step is padded to the buckets that are planned for these limits.
     """
 
     budget: int
@@ -70,7 +69,9 @@ class Answers:
     first_seen_shapes: int = 0
 
 
-def replay(rank: Rank, asked: Sequence[Asked], schedule: Schedule) -> Answers:
+def replay(
+    rank: Rank, asked: Sequence[Asked], schedule: Schedule, warm_up: Callable[[StepLoop], None] | None = None
+) -> Answers:
     limits = Limits(schedule.budget, schedule.max_num_seqs, rank.loaded.max_model_len)
     pool = BlockPool(schedule.num_blocks, rank.loaded.block_size, prefix_cache=schedule.prefix_cache)
     names = [one.name for one in asked]
@@ -78,8 +79,8 @@ def replay(rank: Rank, asked: Sequence[Asked], schedule: Schedule) -> Answers:
     loop = RecordingLoop(
         Scheduler(limits, pool), rank, shape_map(rank, limits, pool) if schedule.force_buckets else None
     )
-    if loop.shapes.buckets is not None:
-        run_buckets(rank.runner, loop.shapes.buckets, loop.first_seen, lambda _progress: None)
+    if warm_up is not None:
+        warm_up(loop)
     loop.first_seen.end_warm_up()
     waiting = sorted(asked, key=lambda one: one.arrives_at_step)
     number = 0

@@ -48,12 +48,13 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step did. `rejected` are requests whose own handling failed."""
+    """What one step did. `rejected` are requests whose own handling failed, `begun` those that had waited until now."""
 
     outputs: tuple[RowOutput, ...]
     rejected: tuple[Rejected, ...]
     seconds: float
     num_tokens: int
+    begun: tuple[str, ...] = ()
 
 
 class StepLoop:
@@ -103,13 +104,17 @@ class StepLoop:
         self.first_seen.see(shapes.recipes())
         batch = self._batch(step, shapes)
         hidden = self._runner.hidden(batch)
-        sampled, rejected = self._sample(step, self._runner.logits(hidden[batch.output_rows]))
+        # A head over no rows would be a shape of its own.
+        outputs = hidden[batch.output_rows]
+        logits = self._runner.logits(outputs) if shapes.outputs.count else outputs.new_empty(0, self._runner.vocab)
+        sampled, rejected = self._sample(step, logits)
         scores = self._score_prompts(step, shapes, [hidden[piece] for piece in batch.score_pieces])
-        outputs = self._scheduler.commit(step, sampled, scores)
+        begun = tuple(row.request.request_id for row in step.rows if not row.request.has_run)
+        rows = self._scheduler.commit(step, sampled, scores)
         self._scheduler.abort(refusal.request_id for refusal in rejected)
         self.steps += 1
         seconds = time.monotonic() - started
-        return StepResult(tuple(outputs), tuple(rejected), seconds, step.num_tokens)
+        return StepResult(tuple(rows), tuple(rejected), seconds, step.num_tokens, begun)
 
     def heartbeat(self) -> Heartbeat:
         """Where the loop stands now."""

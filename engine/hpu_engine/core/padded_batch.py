@@ -37,8 +37,9 @@ class PaddedSingles:
     """Rows with one new token. `rows` [rows]: places in the buffer; `lens` [rows]: visible tokens.
 
     `blocks` [1 + blocks]: scratch, then the blocks of all rows, row by row; `owners` and `columns` [1 + blocks]: whose
-    block it is and which of that row's; nobody's are given to row 0, which does not take them. `places` [rows, width]: where in `blocks` each row's
-    are, 0 (scratch) where it has no more; the width holds the longest row that the bucket covers.
+    block it is and which of that row's; nobody's are given to row 0, which does not take them. `places` [rows, width]:
+    where in `blocks` each row's are, 0 (scratch) where it has no more; the width holds the longest row that the bucket
+    covers.
     """
 
     rows: Tensor
