@@ -112,7 +112,12 @@ class _Worker:
             self._bucket = loop.shape
         if result.outputs or result.num_tokens:
             self._connection.send(
-                StepOutputs(rows=result.outputs, step_seconds=result.seconds, batched_tokens=result.num_tokens)
+                StepOutputs(
+                    rows=result.outputs,
+                    step_seconds=result.seconds,
+                    batched_tokens=result.num_tokens,
+                    begun=result.begun,
+                )
             )
         for rejected in result.rejected:
             self._connection.send(rejected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec import structs
 
 from hpu_engine.core.kv_blocks import BlockPool
 from hpu_engine.core.request import Request
@@ -44,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.expected: dict[str, list[int]] = {}
         self.outputs: dict[str, list[int]] = {}
         self.finished: dict[str, str] = {}
+        self.unscored: dict[str, int] = {}
         self.steps_owed = 0
         self.arrivals = 0
 
@@ -52,23 +54,33 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_tokens=st.integers(1, 12),
         stops=st.booleans(),
         salt=st.sampled_from(SALTS),
+        samples=st.integers(1, 3),
+        scored=st.booleans(),
     )
-    def submit(self, prompt: list[int], max_tokens: int, stops: bool, salt: str) -> None:
-        self.arrivals += 1
-        name = f"r{self.arrivals}"
+    def submit(self, prompt: list[int], max_tokens: int, stops: bool, salt: str, samples: int, scored: bool) -> None:
         stop = (VOCAB - 1,) if stops else ()
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, cache_salt=salt)
-        request = Request(name, list(prompt), params, seed=0)
+        first = self.submit_one(prompt, structs.replace(params, prompt_logprobs=0) if scored else params, None)
+        for _ in range(samples - 1):
+            self.submit_one(prompt, params, first)
+
+    def submit_one(self, prompt: list[int], params: SamplingParams, first: str | None) -> str:
+        self.arrivals += 1
+        name = f"r{self.arrivals}"
+        request = Request(name, list(prompt), params, seed=0, shares_prompt_with=first)
         try:
             self.scheduler.add(request)
         except RequestRefused:
             assert len(prompt) + 1 > self.longest
-            return
+            return name
         assert len(prompt) + 1 <= self.longest
         self.requests[name] = request
-        self.expected[name] = expected_output(prompt, min(max_tokens, self.longest - len(prompt)), stop)
+        limit = min(params.max_tokens, self.longest - len(prompt))
+        self.expected[name] = expected_output(prompt, limit, params.stop_token_ids)
         self.outputs[name] = []
         self.steps_owed += self.longest
+        self.unscored[name] = len(prompt) - 1 if params.prompt_logprobs is not None else 0
+        return name
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -95,8 +107,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert step.num_tokens <= self.limits.max_batched_tokens
         assert self.scheduler.num_running <= self.limits.max_num_seqs
         assert len({id(row.request) for row in step.rows}) == len(step.rows)
+        for row in step.rows:
+            self.unscored[row.request.request_id] -= row.scores
         for output in self.scheduler.commit(step, self.model.run(step)):
             assert output.request_id not in self.finished, "a token after the end"
+            for name in (output.request_id, self.requests[output.request_id].shares_prompt_with):
+                assert name not in self.requests or self.unscored[name] == 0, "a token before its prompt's scores"
             self.outputs[output.request_id] += output.token_ids
             assert (
                 self.outputs[output.request_id]

@@ -87,12 +87,34 @@ def test_a_refused_prompt_is_named_and_leaves_nothing_running(small: LLM) -> Non
         ("top_k", -1),
         ("seed", 1 << 70),
         ("stop_token_ids", (10**9,)),
+        ("min_p", math.nan),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e30),
+        ("presence_penalty", 3.0),
+        ("frequency_penalty", math.inf),
+        ("logit_bias", {10**9: 1.0}),
+        ("logit_bias", {1: math.nan}),
+        ("min_tokens", 17),
+        ("logprobs", 21),
+        ("prompt_logprobs", -1),
     ],
 )
 def test_a_parameter_out_of_range_is_named(small: LLM, field: str, value: object) -> None:
     with pytest.raises(InvalidParameter) as caught:
         small.generate([[5]], SamplingParams(**{field: value}))  # type: ignore[arg-type]
     assert caught.value.param == field
+
+
+def test_scores_are_given_where_they_are_asked_for_and_beside_others(small: LLM) -> None:
+    params = [SamplingParams(max_tokens=3, logprobs=2, seed=1), SamplingParams(max_tokens=3, prompt_logprobs=0, seed=1)]
+    scored, prompt_scored = small.generate([[5, 6, 7], [5, 6, 7]], params)
+    assert scored.prompt_logprobs is None
+    assert scored.logprobs is not None
+    assert [one.token_id for one in scored.logprobs] == list(scored.token_ids)
+    assert [len(one.top) for one in scored.logprobs] == [2] * len(scored.token_ids)
+    assert prompt_scored.logprobs is None
+    assert [one.token_id for one in prompt_scored.prompt_logprobs or ()] == [6, 7]
+    assert prompt_scored.token_ids == scored.token_ids
 
 
 def test_logprobs_of_prompt_and_output_are_those_of_transformers() -> None:

@@ -175,6 +175,20 @@ def test_samples_share_the_blocks_of_their_prompt(server: RunningServer) -> None
     assert server.metric("vllm:prefix_cache_hits_total") == hits + 4 * 96
 
 
+def test_the_times_of_a_request_add_up(server: RunningServer) -> None:
+    """Waiting, prefill and decoding, however long each is: here three prompts for a budget of one at a time."""
+    kinds = ("request_queue", "request_prefill", "request_decode")
+    names = [f"vllm:{kind}_time_seconds" for kind in kinds] + ["vllm:e2e_request_latency_seconds"]
+    before = [(server.metric(f"{name}_sum"), server.metric(f"{name}_count")) for name in names]
+    body = {"prompt": [a_prompt(300, seed) for seed in (31, 32, 33)], "max_tokens": 10, "ignore_eos": True}
+    assert post(f"{server.url}/v1/completions", body)[0] == 200
+    seconds = [server.metric(f"{name}_sum") - old for name, (old, _) in zip(names, before, strict=True)]
+    counts = [server.metric(f"{name}_count") - old for name, (_, old) in zip(names, before, strict=True)]
+    assert counts == [3, 3, 3, 3]
+    assert all(part > 0 for part in seconds)
+    assert sum(seconds[:3]) == pytest.approx(seconds[3], abs=0.05, rel=0.05)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_every_sample(server: RunningServer, stream: bool) -> None:
     body = {

@@ -76,6 +76,7 @@ class Row:
         self.limit = limit
         self.shift = shift
         self.emitted = 0
+        self.has_begun = False
         count = submit.params.prompt_logprobs
         self.to_score = [] if count is None else [scores_of(token, count) for token in submit.prompt_token_ids[1:]]
 
@@ -86,6 +87,7 @@ class Row:
         return token
 
     def step(self, count: int) -> RowOutput:
+        self.has_begun = True
         if len(self.to_score) == len(self.submit.prompt_token_ids) - 1 > 1:
             scored, self.to_score = self.to_score[:-1], self.to_score[-1:]
             return RowOutput(request_id=self.submit.request_id, token_ids=(), prompt_logprobs=tuple(scored))
@@ -208,12 +210,13 @@ class ScriptedWorker:
         end = time.monotonic() + self.script.busy_step_seconds
         while time.monotonic() < end:
             pass
+        begun = tuple(name for name, row in self.rows.items() if not row.has_begun and not self.waits(row))
         outputs = tuple(row.step(self.script.tokens_per_step) for row in self.rows.values() if not self.waits(row))
         for output in outputs:
             if output.finish is not None:
                 del self.rows[output.request_id]
         self.steps += 1
-        self.connection.send(StepOutputs(rows=outputs, step_seconds=0.001, batched_tokens=len(outputs)))
+        self.connection.send(StepOutputs(rows=outputs, step_seconds=0.001, batched_tokens=len(outputs), begun=begun))
         self.heartbeat()
 
     def waits(self, row: Row) -> bool:

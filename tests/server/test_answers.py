@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -160,6 +162,32 @@ def test_a_chat_streams_role_content_reason_usage(client: openai.OpenAI) -> None
     )
     assert text == whole.choices[0].message.content
     assert text.lstrip().startswith("user")  # the echoed template begins with the role of the first turn
+
+
+def test_no_chunk_of_a_chat_is_empty_but_the_first_and_the_last(client: openai.OpenAI) -> None:
+    """Not where a character is split over tokens, and not where a token is no text."""
+    turns: Any = [{"role": "user", "content": TEXT}]
+    chunks = list(
+        client.chat.completions.create(
+            model="tiny", messages=turns, max_tokens=150, extra_body={"ignore_eos": True}, stream=True
+        )
+    )
+    first, *middle, _ = [chunk.choices[0] for chunk in chunks]
+    assert first.delta.role == "assistant"
+    assert all(choice.delta.content for choice in middle)
+    assert len(middle) < 140, "every token was a character; this proves nothing"
+
+
+def test_requests_that_call_themselves_alike_are_two(echo: RunningServer) -> None:
+    def ask(prompt: str) -> str:
+        body = {"prompt": prompt, "max_tokens": 60, "request_id": "mine", "ignore_eos": True}
+        text: str = post(f"{echo.url}/v1/completions", body)[1]["choices"][0]["text"]
+        return text
+
+    prompts = [char * 3 for char in "abcdefgh"]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(ask, prompts))
+    assert [set(text) for text in texts] == [{prompt[0]} for prompt in prompts]
 
 
 def test_a_chat_without_a_limit_may_use_the_rest_of_the_context(client: openai.OpenAI) -> None:

@@ -133,6 +133,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
     ({"bad_words": ["no"]}, "bad_words"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "no"}}}}, "response_format"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs"),
     ({"model": 7}, "model"),
 ]
 

@@ -117,9 +117,12 @@ class RowOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class StepOutputs(_Message, frozen=True, kw_only=True):
+    """`begun` are the requests that waited until this step."""
+
     rows: tuple[RowOutput, ...]
     step_seconds: float
     batched_tokens: int
+    begun: tuple[str, ...] = ()
 
 
 class Rejected(_Message, frozen=True, kw_only=True):

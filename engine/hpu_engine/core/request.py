@@ -38,6 +38,8 @@ class Request:
     """Chained digests of the leading full blocks of `tokens`, as far as they were needed yet."""
     num_registered: int = field(init=False, default=0)
     """How many leading blocks the prefix cache was told about."""
+    has_run: bool = field(init=False, default=False)
+    """Whether a step has worked on it."""
     num_scored: int = field(init=False, default=0)
     """For how many leading prompt tokens `prompt_logprobs` of the next one were reported."""
 

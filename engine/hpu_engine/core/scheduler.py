@@ -169,6 +169,7 @@ class Scheduler:
             request = row.request
             if request.status is not Status.RUNNING:
                 continue
+            request.has_run = True
             request.num_computed = row.context_len + row.new_len
             self._register_full_blocks(request)
             request.num_scored = max(request.num_scored, row.score_from + row.scores)

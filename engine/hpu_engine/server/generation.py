@@ -70,8 +70,13 @@ class Generation:
         self._sink = sink
         self._metrics = metrics
         self._started = time.monotonic()
+        self._began: float | None = None
         self._first_token: float | None = None
         self._last_token = self._started
+
+    def begin(self, moment: float) -> None:
+        """Its first step began at `moment`, a reading of the monotonic clock."""
+        self._began = max(moment, self._started)
 
     def take(self, row: RowOutput) -> None:
         """Turn a step's tokens into text. A stop string closes the generation though the row has no `finish`."""
@@ -161,7 +166,11 @@ class Generation:
             metrics.end_to_end.observe(time.monotonic() - self._started)
             metrics.request_prompt.observe(self.prompt_tokens)
             metrics.request_output.observe(self.output_tokens)
+            if self._began is not None:
+                metrics.queue.observe(self._began - self._started)
             if self._first_token is not None:
+                if self._began is not None:
+                    metrics.prefill.observe(max(0.0, self._first_token - self._began))
                 metrics.decode.observe(self._last_token - self._first_token)
                 if self.output_tokens > 1:
                     metrics.per_token.observe((self._last_token - self._first_token) / (self.output_tokens - 1))

@@ -1,6 +1,7 @@
 """What `/metrics` shows. vLLM's names, units and buckets, so that its dashboards and autoscalers read this server too.
 
-What vLLM has no word for begins with `hpu_engine:`. `engine` is the rank. A value comes from the worker's heartbeats (gauges) or from what the server itself saw.
+What vLLM has no word for begins with `hpu_engine:`. `engine` is the rank. A value comes from the worker's heartbeats
+(gauges) or from what the server itself saw.
 """
 
 from __future__ import annotations
@@ -63,6 +64,12 @@ class Metrics:
         self.per_token = histogram(
             "request_time_per_output_token_seconds", "Mean time between a request's tokens.", _TOKEN_SECONDS
         )
+        self.queue = histogram(
+            "request_queue_time_seconds", "Arrival to the first step of a request.", _REQUEST_SECONDS
+        )
+        self.prefill = histogram(
+            "request_prefill_time_seconds", "First step to first token of a request.", _REQUEST_SECONDS
+        )
         self.decode = histogram("request_decode_time_seconds", "First to last token of a request.", _REQUEST_SECONDS)
         self.end_to_end = histogram("e2e_request_latency_seconds", "Arrival to last token.", _REQUEST_SECONDS)
         self.request_prompt = histogram("request_prompt_tokens", "Prompt tokens of a request.", _REQUEST_TOKENS)
@@ -103,6 +110,8 @@ class RankMetrics:
         self.first_token = metrics.first_token.labels(*labels)
         self.inter_token = metrics.inter_token.labels(*labels)
         self.per_token = metrics.per_token.labels(*labels)
+        self.queue = metrics.queue.labels(*labels)
+        self.prefill = metrics.prefill.labels(*labels)
         self.decode = metrics.decode.labels(*labels)
         self.end_to_end = metrics.end_to_end.labels(*labels)
         self.request_prompt = metrics.request_prompt.labels(*labels)

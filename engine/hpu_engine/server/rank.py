@@ -111,6 +111,10 @@ class Rank:
 
     def _take_step(self, step: StepOutputs) -> None:
         self.metrics.see_step(step)
+        began = time.monotonic() - step.step_seconds
+        for request_id in step.begun:
+            if (generation := self._open.get(request_id)) is not None:
+                generation.begin(began)
         stopped = []
         for row in step.rows:
             if (generation := self._open.get(row.request_id)) is None:
