@@ -24,3 +24,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A token's bits do not depend on batch mates, chunks, preemption or cached prefixes (CPU device only)."""
     force_buckets: bool = False
     """Steps are padded to the buckets of their plan, as on a device that compiles every shape."""
+    compile: bool = False
+    """Kernels compiled for this processor at the first start (CPU device only)."""
+    compile_cache: str | None = None
+    """Folder in which they are kept; None: below the user's cache."""

@@ -6,6 +6,7 @@ the tensor that a termination message carries.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -22,6 +23,8 @@ from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Limits, Scheduler
 from hpu_engine.device.base import Device, UnsupportedOnDevice
 from hpu_engine.device.cpu import CpuDevice
+from hpu_engine.device.native.build import NativeBuildFailed, default_cache, load_library
+from hpu_engine.device.native.ops import HEAD_MULTIPLE, NativeOps
 from hpu_engine.model.attention import ExactAttention
 from hpu_engine.model.builder import build_transformer
 from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
@@ -112,7 +115,7 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
     """Load everything `config` names. Raises StartUpError."""
     directory = Path(config.model)
     description = _describe(directory)
-    device = _open_device(config)
+    device = _open_device(config, description, on_progress)
     dtype = _compute_dtype(config, description, device)
     max_model_len = _max_model_len(config, description)
     num_blocks = _num_kv_blocks(config, description, dtype)
@@ -186,10 +189,30 @@ def _describe(directory: Path) -> ModelDescription:
     return description
 
 
-def _open_device(config: EngineConfig) -> Device:
+def _open_device(config: EngineConfig, description: ModelDescription, on_progress: OnProgress) -> Device:
     if config.device != "cpu":
         raise StartUpError(FailureReason.USAGE, f"device {config.device!r} is not supported; supported is cpu")
-    return CpuDevice(exact=config.exact, static_shapes=config.force_buckets)
+    native = _compiled_kernels(config, description, on_progress) if config.compile else None
+    return CpuDevice(exact=config.exact, static_shapes=config.force_buckets, native=native)
+
+
+def _compiled_kernels(config: EngineConfig, description: ModelDescription, on_progress: OnProgress) -> NativeOps:
+    if description.head_dim % HEAD_MULTIPLE:
+        raise StartUpError(
+            FailureReason.USAGE,
+            f"--compile takes models with heads of a multiple of {HEAD_MULTIPLE} elements; this one's have "
+            f"{description.head_dim}",
+        )
+    on_progress(Progress(phase=Phase.STARTING, current="compiling kernels"))
+    try:
+        return NativeOps(load_library(Path(config.compile_cache) if config.compile_cache else default_cache(), _warn))
+    except NativeBuildFailed as error:
+        raise StartUpError(FailureReason.USAGE, str(error)) from error
+
+
+def _warn(message: str) -> None:
+    # A worker's standard error becomes the server's log.
+    print(f"warning: {message}", file=sys.stderr)  # noqa: T201
 
 
 def _exact_attention(transformer: Transformer, device: Device, config: EngineConfig) -> ExactAttention:

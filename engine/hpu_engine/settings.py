@@ -85,6 +85,13 @@ class ServeSettings(BaseSettings):
         False, description="Pad every step to the planned buckets, as a device that compiles each shape needs it (cpu)."
     )
 
+    compile: bool = Field(
+        False, description="Kernels compiled for this processor with g++ at the first start, float32 (cpu)."
+    )
+    compile_cache: Path | None = Field(
+        None, description="Folder in which compiled kernels are kept. Default: below the user's cache."
+    )
+
     @property
     def model_name(self) -> str:
         return self.served_model_name or self.model.resolve().name
@@ -105,6 +112,8 @@ class ServeSettings(BaseSettings):
             data_parallel_size=self.data_parallel_size,
             expert_parallel_size=self.expert_parallel_size,
             exact=self.exact,
+            compile=self.compile,
+            compile_cache=None if self.compile_cache is None else str(self.compile_cache),
             force_buckets=self.force_buckets,
         )
 

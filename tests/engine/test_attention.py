@@ -14,6 +14,7 @@ from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Row, Step
 from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAttention
 from hpu_engine.model.kv_cache import LayerCache
+from hpu_engine.model.step_ops import TORCH_OPS, StepOps
 
 BLOCK, PAGES, KV_HEADS, GROUP, DIM = 4, 60, 2, 3, 8
 SHAPE = AttentionShape(KV_HEADS * GROUP, KV_HEADS, DIM, DIM**-0.5)
@@ -28,7 +29,7 @@ def textbook(q: Tensor, keys: Tensor, values: Tensor, context_len: int) -> Tenso
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).reshape(q.shape[0], -1)
 
 
-def check(rows: list[tuple[int, int]], tables: list[list[int]], exact: bool) -> None:
+def check(rows: list[tuple[int, int]], tables: list[list[int]], exact: bool, ops: StepOps = TORCH_OPS) -> None:
     """`rows` are (context_len, new_len); every table holds enough pages for its row."""
     step_rows = []
     for (context_len, new_len), table in zip(rows, tables, strict=True):
@@ -41,7 +42,7 @@ def check(rows: list[tuple[int, int]], tables: list[list[int]], exact: bool) -> 
     cache = LayerCache(torch.randn(page_shape, generator=generator), torch.randn(page_shape, generator=generator))
     q = torch.randn(batch.num_tokens, KV_HEADS * GROUP, DIM, generator=generator)
     keys, values = (torch.randn(batch.num_tokens, KV_HEADS, DIM, generator=generator) for _ in range(2))
-    attention = AttentionStep(SHAPE, batch, cache, torch.float32, ExactAttention(4, 8) if exact else None)
+    attention = AttentionStep(SHAPE, batch, cache, torch.float32, ExactAttention(4, 8) if exact else None, ops=ops)
     attention.write(cache, keys, values)
     mixed = attention.attend(q, cache)
     # The batch lays chunks before singles; each row's tokens are found by its slots.

@@ -17,6 +17,7 @@ from hpu_engine.device.base import Device, ExpertKernel, Linear, UnsupportedOnDe
 from hpu_engine.device.exact_rows import RowClass, exact_linear, find_group_rows, find_row_class
 from hpu_engine.device.expert_kernels import sorted_kernel, static_kernel
 from hpu_engine.device.linear_kernels import LinearKernels, packed, plain
+from hpu_engine.device.native.ops import NativeOps
 
 _LinearKey = tuple[torch.dtype, int, int]
 """Type, rows and columns of a weight: linears of one key are treated alike."""
@@ -26,8 +27,12 @@ class CpuDevice(Device):
     name = "cpu"
     default_max_batched_tokens = 256
 
-    def __init__(self, *, exact: bool = False, static_shapes: bool = False) -> None:
-        """`static_shapes`: nothing of a step may branch on its data, as on a device that compiles graphs."""
+    def __init__(self, *, exact: bool = False, static_shapes: bool = False, native: NativeOps | None = None) -> None:
+        """`static_shapes`: nothing of a step may branch on its data, as on a device that compiles graphs.
+
+        `native`: kernels compiled for this processor, which compute in float32 and treat all row counts alike.
+        """
+        self._native = self.step_ops = native
         self._exact = exact
         self._static_shapes = static_shapes
         self._kernels = LinearKernels()
@@ -38,10 +43,12 @@ class CpuDevice(Device):
             case "float32":
                 return torch.float32
             case "bfloat16":
-                return torch.bfloat16 if multiplies_bfloat16() else torch.float32
+                return torch.bfloat16 if multiplies_bfloat16() and self._native is None else torch.float32
         raise UnsupportedOnDevice(f"dtype {requested} is not supported on the CPU; supported are bfloat16, float32")
 
     def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        if self._native is not None:
+            return self._native.linear(weight, bias)
         return self._exact_linear(weight, bias) if self._exact else self._kernels.build(weight, bias)
 
     def _exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:

@@ -18,7 +18,7 @@ from hpu_engine.model.moe.layer import MoeLayer, SharedExperts
 from hpu_engine.model.moe.router import Router, RoutingRule
 from hpu_engine.model.rotary import RotaryTable
 from hpu_engine.model.sharded import Embedding, gathered, reduced
-from hpu_engine.model.step_ops import HeadNorms
+from hpu_engine.model.step_ops import TORCH_OPS, HeadNorms, StepOps
 from hpu_engine.model.transformer import DenseMlp, Layer, Mlp, Transformer
 from hpu_engine.model.weights.loading import OnBytes, load_parameters
 from hpu_engine.model.weights.name_table import NameTable, expand
@@ -105,6 +105,7 @@ def assemble(
         final_norm=parameters.tensors["final_norm"],
         lm_head=gathered(parameters.linears["lm_head"], groups.tensor),
         rotary=RotaryTable(description.rotary, description.head_dim, max_len, dtype),
+        ops=worker.ops,
     )
 
 
@@ -117,6 +118,10 @@ class _Worker:
     placement: Placement
     groups: Groups
     parameters: _Parameters
+
+    @property
+    def ops(self) -> StepOps:
+        return self.device.step_ops or TORCH_OPS
 
     def layer(self, index: int) -> Layer:
         prefix = f"layers.{index}."
@@ -136,7 +141,7 @@ class _Worker:
 
     def _dense(self, prefix: str) -> Mlp:
         linears = self.parameters.linears
-        return DenseMlp(linears[prefix + "gate_up"], reduced(linears[prefix + "down"], self.groups.tensor))
+        return DenseMlp(linears[prefix + "gate_up"], reduced(linears[prefix + "down"], self.groups.tensor), self.ops)
 
     def _moe(self, prefix: str) -> Mlp:
         moe = self.description.moe
@@ -173,8 +178,8 @@ class _Worker:
         linears = self.parameters.linears
         gate_up, down = linears[prefix + "shared.gate_up"], linears[prefix + "shared.down"]
         if self.groups.data.size > 1:
-            return SharedExperts(DenseMlp(gate_up, reduced(down, self.groups.tensor)), is_partial=False)
-        return SharedExperts(DenseMlp(gate_up, down), is_partial=self.groups.tensor.size > 1)
+            return SharedExperts(DenseMlp(gate_up, reduced(down, self.groups.tensor), self.ops), is_partial=False)
+        return SharedExperts(DenseMlp(gate_up, down, self.ops), is_partial=self.groups.tensor.size > 1)
 
 
 def _narrow(embedding: Tensor, description: ModelDescription) -> Tensor:

@@ -36,7 +36,7 @@ class RotaryTable:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """`x` [tokens, heads, head_dim], turned by cos and sin of `RotaryTable.at`."""
-    pairs = x.unflatten(-1, (-1, 2)).flip(-1) if interleaved else x.unflatten(-1, (2, -1)).flip(-2)
+    pairs = x.view(*x.shape[:-1], -1, 2).flip(-1) if interleaved else x.view(*x.shape[:-1], 2, -1).flip(-2)
     return torch.addcmul(x * cos, pairs.view(x.shape), sin)
 
 

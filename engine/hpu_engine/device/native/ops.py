@@ -1,0 +1,177 @@
+"""The compiled kernels on tensors: linears of one weight, and the operations between them (`StepOps` of the model).
+
+Everything is float32 and contiguous; weights are bfloat16 where that is exact. Every kernel computes a row alike
+whatever stands beside it, so an exact device needs no padding for them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hpu_engine.device.base import Linear
+
+_PANEL = 16
+HEAD_MULTIPLE = 8
+"""The compiled attention takes heads of a multiple of this many elements."""
+
+_FORK_BYTES = 1_000_000
+"""Weights from which a product of one row is worth a second thread; each further row adds as much work again."""
+_FORK_KEYS = 2048
+
+_Pointer, _Count, _Flag, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_ARGUMENTS: dict[str, Sequence[object]] = {
+    "hpu_pack_bfloat16": (_Pointer, _Count, _Count, _Pointer),
+    "hpu_pack_float32": (_Pointer, _Count, _Count, _Pointer),
+    "hpu_linear_bfloat16": (_Pointer, _Count, _Pointer, _Pointer, _Count, _Count, _Pointer, _Flag),
+    "hpu_linear_float32": (_Pointer, _Count, _Pointer, _Pointer, _Count, _Count, _Pointer, _Flag),
+    "hpu_add_norm": (_Pointer, _Pointer, _Pointer, _Real, _Count, _Count, _Pointer, _Pointer),
+    "hpu_silu_mul": (_Pointer, _Count, _Count, _Pointer),
+    "hpu_rotate": (
+        *(_Pointer, _Count, _Count, _Count, _Count, _Pointer, _Pointer),
+        *(_Flag, _Pointer, _Pointer, _Real, _Pointer, _Pointer),
+    ),
+    "hpu_write": (_Pointer, _Pointer, *[_Count] * 5, _Pointer, _Pointer, _Pointer),
+    "hpu_attend_singles": (
+        *(_Pointer, _Pointer, _Pointer, _Pointer, _Pointer, _Count, _Count, _Count, _Count),
+        *(_Count, _Count, _Pointer, _Flag),
+    ),
+}
+
+
+class _Norms(Protocol):
+    @property
+    def q(self) -> Tensor: ...
+    @property
+    def k(self) -> Tensor: ...
+    @property
+    def eps(self) -> float: ...
+
+
+class _Turn(Protocol):
+    @property
+    def cos(self) -> Tensor: ...
+    @property
+    def sin(self) -> Tensor: ...
+    @property
+    def interleaved(self) -> bool: ...
+
+
+class _Pages(Protocol):
+    """`keys`, `values` [pages, kv_heads, block_size, head_dim]."""
+
+    @property
+    def keys(self) -> Tensor: ...
+    @property
+    def values(self) -> Tensor: ...
+
+
+class NativeOps:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        for name, arguments in _ARGUMENTS.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """`weight` [out, in] float32, `bias` [out]."""
+        out, width = weight.shape
+        narrow = weight.bfloat16()
+        is_exact = torch.equal(narrow.float(), weight)
+        own = (narrow if is_exact else weight).contiguous()
+        kind = "bfloat16" if is_exact else "float32"
+        packed = torch.empty(-(-out // _PANEL) * _PANEL * width, dtype=own.dtype)
+        getattr(self._library, f"hpu_pack_{kind}")(own.data_ptr(), out, width, packed.data_ptr())
+        run = getattr(self._library, f"hpu_linear_{kind}")
+        offset = None if bias is None else bias.float().contiguous()
+        where, offset_at = packed.data_ptr(), None if offset is None else offset.data_ptr()
+
+        def apply(x: Tensor, _keep: tuple[Tensor, Tensor | None] = (packed, offset)) -> Tensor:
+            x = x.contiguous()
+            rows = x.shape[0]
+            y = x.new_empty(rows, out)
+            threads = torch.get_num_threads() if packed.nbytes * rows >= _FORK_BYTES else 1
+            run(x.data_ptr(), rows, where, offset_at, out, width, y.data_ptr(), threads)
+            return y
+
+        return apply
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        x = x.contiguous()
+        total = x if delta is None else torch.empty_like(x)
+        normed = torch.empty_like(x)
+        delta = None if delta is None else delta.contiguous()
+        self._library.hpu_add_norm(
+            x.data_ptr(),
+            None if delta is None else delta.data_ptr(),
+            weight.data_ptr(),
+            eps,
+            x.shape[0],
+            x.shape[1],
+            total.data_ptr(),
+            normed.data_ptr(),
+        )
+        return total, normed
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        gate_up = gate_up.contiguous()
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, width)
+        self._library.hpu_silu_mul(gate_up.data_ptr(), rows, width, out.data_ptr())
+        return out
+
+    def rotate(self, qkv: Tensor, heads: int, norms: _Norms | None, turn: _Turn) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = qkv.contiguous()
+        tokens, all_heads, dim = qkv.shape
+        kv_heads = (all_heads - heads) // 2
+        q, keys = qkv.new_empty(tokens, heads, dim), qkv.new_empty(tokens, kv_heads, dim)
+        self._library.hpu_rotate(
+            qkv.data_ptr(),
+            *(tokens, heads, kv_heads, dim, turn.cos.data_ptr(), turn.sin.data_ptr(), turn.interleaved),
+            None if norms is None else norms.q.data_ptr(),
+            None if norms is None else norms.k.data_ptr(),
+            0.0 if norms is None else norms.eps,
+            q.data_ptr(),
+            keys.data_ptr(),
+        )
+        return q, keys, qkv[:, heads + kv_heads :]
+
+    def write(self, cache: _Pages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Rows of `keys` and `values` may stand apart, each head's elements together."""
+        tokens, kv_heads, dim = keys.shape
+        self._library.hpu_write(
+            keys.data_ptr(),
+            values.data_ptr(),
+            *(keys.stride(0), values.stride(0), tokens * kv_heads, kv_heads * dim, kv_heads),
+            slot_rows.data_ptr(),
+            cache.keys.data_ptr(),
+            cache.values.data_ptr(),
+        )
+
+    def singles(self, tables: Tensor, lens: Tensor, cache: _Pages, group: int) -> NativeSingles:
+        return NativeSingles(self._library, tables, lens)
+
+
+class NativeSingles:
+    """Attention of the rows with one new token of one step, each over its own pages."""
+
+    def __init__(self, library: ctypes.CDLL, tables: Tensor, lens: Tensor) -> None:
+        self._library = library
+        self._tables, self._lens = tables.contiguous(), lens.contiguous()
+        is_worth_forking = self._lens.shape[0] and int(self._lens.sum()) >= _FORK_KEYS
+        self._threads = torch.get_num_threads() if is_worth_forking else 1
+
+    def attend(self, q: Tensor, cache: _Pages) -> Tensor:
+        q = q.contiguous()
+        out = torch.empty_like(q)
+        rows, kv_heads, group, dim = q.shape
+        self._library.hpu_attend_singles(
+            *(q.data_ptr(), cache.keys.data_ptr(), cache.values.data_ptr()),
+            *(self._tables.data_ptr(), self._lens.data_ptr(), rows, self._tables.shape[1]),
+            *(kv_heads, group, cache.keys.shape[2], dim, out.data_ptr(), self._threads),
+        )
+        return out
