@@ -84,7 +84,7 @@ def all_pods() -> list[Manifest]:
         pod("dead", container=_failing("livenessProbe")),
         pod(
             "graceful",
-            container=_shell("trap 'sleep 4; exit 0' TERM; while :; do sleep 0.1; done"),
+            container=_shell("trap 'sleep 8; exit 0' TERM; while :; do sleep 0.1; done"),
             terminationGracePeriodSeconds=GRACE_SECONDS,
         ),
         pod("frozen", node=FROZEN, tolerations=[unreachable]),

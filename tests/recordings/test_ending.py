@@ -55,7 +55,7 @@ def test_a_failing_liveness_probe_looks_like_a_kill_but_for_its_events(recorder:
 def test_a_pod_that_ends_gracefully_stays_ready_but_gets_no_new_clients(recorder: Recorder) -> None:
     recorder.wait("graceful", lambda pod: pod.condition("Ready").get("status") == "True")
     recorder.delete("graceful")
-    pod = recorder.wait("graceful", lambda pod: endpoint(recorder, pod).get("terminating") is True, timeout_seconds=4)
+    pod = recorder.wait("graceful", lambda pod: endpoint(recorder, pod).get("terminating") is True, timeout_seconds=7)
     assert pod.live["metadata"]["deletionGracePeriodSeconds"] == pods.GRACE_SECONDS
     assert pod.live["metadata"]["deletionTimestamp"]
     assert pod.condition("Ready")["status"] == "True"
