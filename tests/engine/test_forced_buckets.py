@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +30,7 @@ from hpu_engine.model.moe import router
 from hpu_engine.model.moe.routing import Routing
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.planning.buckets import UncoveredShape
+from hpu_engine.planning.shapes import Kind
 from hpu_engine.planning.warm_up import warm_up_order
 from hpu_engine.rank import Rank
 from hpu_engine.warm_up import run_buckets
@@ -185,7 +189,7 @@ def test_padding_rows_meet_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused is None
     assert rank.loop.step().num_tokens == 77
     assert set(loads) == {77 * moe.top_k}
-    assert set(rows) == {rank.loop.shapes.buckets.find("flat", 77).size[0]}  # type: ignore[union-attr, arg-type]
+    assert set(rows) == {rank.loop.shapes.buckets.find(Kind.FLAT, 77).size[0]}
     assert rows[0] > 77, "nothing was padded, so nothing was tested"
 
 
@@ -228,6 +232,19 @@ def test_every_bucket_of_the_plan_is_run_once_largest_first_and_told() -> None:
     assert beat.first_seen_shapes == 0
     assert beat.bucket is not None
     assert set(beat.bucket.split("; ")) <= set(order), "the heartbeat names buckets"
+
+
+def test_the_buckets_are_those_that_the_plan_of_the_configuration_prints() -> None:
+    settings = {"max_model_len": 512, "max_num_seqs": 12, "max_num_batched_tokens": 96, "num_kv_blocks": BLOCKS}
+    rank = opened("llama", force_buckets=True, **settings)
+    flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    model = ["--model", str(tiny("llama")), "--weights", "float32", "--block-size", str(BLOCK)]
+    command = [sys.executable, "-m", "hpu_engine.cli", "plan", "--card", "cpu", "--json", *model, *flags]
+    planned = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["buckets"]
+    buckets = rank.loop.shapes.buckets
+    assert buckets is not None
+    assert planned.pop("recipes") == buckets.recipes
+    assert planned == {kind.value: [list(bucket.size) for bucket in buckets.of(kind)] for kind in Kind}
 
 
 def test_shapes_that_warm_up_left_out_are_counted_once_each() -> None:
@@ -282,7 +299,7 @@ def test_the_shape_that_fails_is_known_afterwards(monkeypatch: pytest.MonkeyPatc
     buckets = rank.loop.shapes.buckets
     assert buckets is not None
     assert rank.loop.shape is not None
-    assert rank.loop.shape.startswith(f"{buckets.find('flat', 30)}; {buckets.find('prefill', 30)}; ")  # type: ignore[arg-type]
+    assert rank.loop.shape.startswith(f"{buckets.find(Kind.FLAT, 30)}; {buckets.find(Kind.PREFILL, 30)}; ")
 
 
 def test_a_map_of_any_limits_can_be_made() -> None:

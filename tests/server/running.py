@@ -54,7 +54,10 @@ class RunningServer:
         if script is not None or worker is not None:
             command = [sys.executable, "-m", "tests.server.launch", json.dumps(other), json.dumps(settings)]
         else:
-            words = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+            flags = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
+            words = [
+                word for flag, value in flags.items() for word in ([flag] if value is True else [flag, str(value)])
+            ]
             command = [sys.executable, "-m", "hpu_engine.cli", "serve", *words]
         self.started = time.monotonic()
         with self._log.open("wb") as log:
