@@ -17,10 +17,7 @@ from torch import Tensor
 from hpu_engine.core.messages import TokenLogprobs
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.model.logit_adjustments import adjust_logits
-
-HEADS = (256, 4096)
-"""How many of the largest logits are sorted for a nucleus, one try after the other; a flatter row is sorted whole."""
-
+from hpu_engine.model.sampling_cutoffs import cutoffs
 
 LEAST_LOGPROB = -9999.0
 """In place of minus infinity, which JSON does not have."""
@@ -99,46 +96,8 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     scaled = logits / _column([draw.params.temperature for draw in draws])
     weights = (scaled - scaled.amax(-1, keepdim=True)).exp_()
     if _is_filtered(draws[0].params):
-        weights = weights.masked_fill_(weights < _cutoffs(weights, draws), 0.0)
+        weights = weights.masked_fill_(weights < cutoffs(weights, [draw.params for draw in draws]), 0.0)
     return _inverse_cdf(weights, uniforms(draws))
-
-
-def _cutoffs(weights: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """[rows, 1]: the smallest weight that stays, by top-k, then top-p of what that leaves, then min-p.
-
-    `weights` [rows, vocab], 1 for the most likely token. Tokens as likely as the last one that stays stay too, so that
-    the order in which a library sorts equals decides nothing.
-    """
-    vocab = weights.shape[-1]
-    cutoffs = torch.empty(len(draws), 1)
-    left = list(range(len(draws)))
-    for head in (*(head for head in HEADS if head < vocab), vocab):
-        rows = torch.tensor(left)
-        own = weights if len(left) == len(draws) else weights[rows]
-        ordered = own.topk(head).values if head < vocab else own.sort(dim=-1, descending=True).values
-        cutoffs[rows], is_enough = _sorted_cutoffs(own, ordered, [draws[index] for index in left])
-        left = [index for index, enough in zip(left, is_enough.tolist(), strict=True) if not enough]
-        if not left:
-            break
-    return torch.maximum(cutoffs, _column([draw.params.min_p for draw in draws]))
-
-
-def _sorted_cutoffs(weights: Tensor, ordered: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Cutoffs [rows, 1] by top-k and top-p from the largest weights `ordered` [rows, n], and which rows n sufficed."""
-    vocab, n = weights.shape[-1], ordered.shape[-1]
-    top_k = torch.tensor([[min(draw.params.top_k or vocab, vocab)] for draw in draws])
-    top_p = _column([draw.params.top_p for draw in draws])
-    kth = torch.where(top_k < vocab, ordered.gather(1, (top_k - 1).clamp_max(n - 1)), 0.0)
-    reaches_k = (top_k <= n) | (top_k == vocab)
-    if bool((top_p == 1.0).all()):
-        return kth, reaches_k[:, 0]
-    mass = _total(weights.masked_fill(weights < kth, 0.0))
-    # A token stays while the mass before it is below top_p: the first always does.
-    before = ordered.cumsum(-1) - ordered
-    inside = ((before < top_p * mass) & (ordered >= kth)).sum(-1, keepdim=True)
-    pth = torch.where(top_p < 1.0, ordered.gather(1, (inside - 1).clamp_min(0)), 0.0)
-    is_enough = reaches_k & ((top_p == 1.0) | (inside < n)) if n < vocab else torch.ones_like(reaches_k)
-    return torch.maximum(kth, pth), is_enough[:, 0]
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> list[int]:
@@ -152,11 +111,6 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> list[int]:
         if token >= weights.shape[-1] or float(weights[row, token]) == 0.0:
             tokens[row] = int(weights[row].nonzero()[-1])
     return tokens
-
-
-def _total(weights: Tensor) -> Tensor:
-    """[rows, 1]. A cumulated sum runs through a row in one order; a plain sum of few long rows is cut among threads."""
-    return weights.cumsum(-1)[:, -1:]
 
 
 def log_probabilities(logits: Tensor, token: int, count: int) -> TokenLogprobs:
