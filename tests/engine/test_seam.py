@@ -94,6 +94,40 @@ def test_an_output_that_would_pass_the_end_is_cut_there(worker: WorkerProcess) -
     assert (sum(len(row.token_ids) for row in rows), rows[-1].finish) == (12, "length")
 
 
+def test_each_token_and_each_prompt_token_but_the_first_is_scored_as_asked(worker: WorkerProcess) -> None:
+    prompt = tuple(range(60, 100))
+    submit(worker, "scored", prompt, max_tokens=4, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+    rows = worker.rows_until_finished("scored")
+    scored = [one for row in rows for one in row.prompt_logprobs or ()]
+    assert [one.token_id for one in scored] == list(prompt[1:])
+    first_token = next(place for place, row in enumerate(rows) if row.token_ids)
+    assert all(row.prompt_logprobs is None for row in rows[first_token + 1 :]), "scores come before the tokens"
+    assert [one.token_id for row in rows for one in row.logprobs or ()] == [t for row in rows for t in row.token_ids]
+    for one, count in [*((one, 2) for one in scored), *((one, 3) for row in rows for one in row.logprobs or ())]:
+        logprobs = [logprob for _, logprob in one.top]
+        assert len(logprobs) == count
+        assert logprobs == sorted(logprobs, reverse=True)
+        assert one.logprob <= 0
+
+
+def test_a_sample_begins_once_the_first_one_has_the_prompt_and_says_so(worker: WorkerProcess) -> None:
+    prompt = tuple(range(60, 100))
+    settings = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, prompt_logprobs=0)
+    worker.send(Submit(request_id="first", prompt_token_ids=prompt, params=settings))
+    other = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    worker.send(Submit(request_id="other", prompt_token_ids=prompt, params=other, shares_prompt_with="first"))
+    seen = len(worker.seen)
+    worker.rows_until_finished("other")
+    steps = [message for message in worker.seen[seen:] if isinstance(message, StepOutputs)]
+    begun = [name for step in steps for name in step.begun]
+    assert begun == ["first", "other"], "each once"
+    order = [row.request_id for step in steps for row in step.rows if row.token_ids]
+    scores = [row.request_id for step in steps for row in step.rows if row.prompt_logprobs]
+    assert order[0] == "first"
+    assert set(scores) == {"first"}
+    assert (order.count("first"), order.count("other")) == (3, 3)
+
+
 def test_heartbeats_count_steps_and_come_while_idle(worker: WorkerProcess) -> None:
     before = idle_beat(worker).steps
     submit(worker, "count", max_tokens=5, ignore_eos=True)

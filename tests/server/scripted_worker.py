@@ -210,8 +210,9 @@ class ScriptedWorker:
         end = time.monotonic() + self.script.busy_step_seconds
         while time.monotonic() < end:
             pass
-        begun = tuple(name for name, row in self.rows.items() if not row.has_begun and not self.waits(row))
-        outputs = tuple(row.step(self.script.tokens_per_step) for row in self.rows.values() if not self.waits(row))
+        working = [row for row in self.rows.values() if not self.waits(row)]
+        begun = tuple(row.submit.request_id for row in working if not row.has_begun)
+        outputs = tuple(row.step(self.script.tokens_per_step) for row in working)
         for output in outputs:
             if output.finish is not None:
                 del self.rows[output.request_id]
