@@ -30,6 +30,7 @@ from hpu_engine.model.builder import build_transformer
 from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.model.transformer import Transformer
+from hpu_engine.model.weights.checking import refuse_quantised
 from hpu_engine.model.weights.errors import WeightsError
 from hpu_engine.planning.buckets import BucketSet
 from hpu_engine.planning.cards import CARDS
@@ -181,11 +182,11 @@ def _describe(directory: Path) -> ModelDescription:
     except ModelConfigError as error:
         message = f"{error.key}: {error.reason}" if error.key else error.reason
         raise StartUpError(_REASONS[error.kind], message, path=error.path) from error
-    unsupported = None
     if description.quantization is not None:
-        unsupported = f"weights quantised with {description.quantization[:40]!r} are not supported"
-    if unsupported:
-        raise StartUpError(FailureReason.MODEL_UNSUPPORTED, unsupported, path=str(directory / "config.json"))
+        try:
+            refuse_quantised(directory, description)
+        except WeightsError as error:
+            raise StartUpError(error.reason, error.message, path=error.path, tensor=error.tensor) from error
     return description
 
 

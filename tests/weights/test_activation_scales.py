@@ -7,15 +7,15 @@ import torch
 
 from hpu_engine.model.moe.window import ExpertWindow
 from hpu_engine.model.weights.activation_scales import (
-    SCALE_RULES,
-    Stored,
     aligned,
+    match,
     multiplier,
     shared_input_multiplier,
     target_of,
     window_multipliers,
 )
 from hpu_engine.model.weights.errors import WeightsError
+from hpu_engine.model.weights.name_table import SCALE_NAMES, Scale
 
 WHERE = {"name": "ernie.layers.1.mlp.experts.{expert}.down_proj.activation_scale", "source": "model"}
 
@@ -23,40 +23,41 @@ WHERE = {"name": "ernie.layers.1.mlp.experts.{expert}.down_proj.activation_scale
 @pytest.mark.parametrize(
     ("name", "parameter", "expert", "stored"),
     [
-        ("ernie.layers.3.self_attn.qkv_proj.activation_scale", "layers.3.qkv.act_scale", None, Stored.AMAX),
-        ("ernie.layers.3.self_attn.cachek_matmul.activation_scale", "layers.3.cache_k_scale", None, Stored.AMAX),
-        ("ernie.layers.3.self_attn.cachev_matmul.activation_scale", "layers.3.cache_v_scale", None, Stored.AMAX),
-        ("ernie.layers.3.self_attn.s_matmul.activation_scale", "layers.3.s_scale", None, Stored.AMAX),
-        ("ernie.layers.0.mlp.down_proj.activation_scale", "layers.0.down.act_scale", None, Stored.SCALE),
+        ("ernie.layers.3.self_attn.qkv_proj.activation_scale", "layers.3.qkv.act_scale", None, Scale.AMAX),
+        ("ernie.layers.3.self_attn.cachek_matmul.activation_scale", "layers.3.cache_k_scale", None, Scale.AMAX),
+        ("ernie.layers.3.self_attn.cachev_matmul.activation_scale", "layers.3.cache_v_scale", None, Scale.AMAX),
+        ("ernie.layers.3.self_attn.s_matmul.activation_scale", "layers.3.s_scale", None, Scale.AMAX),
+        ("ernie.layers.0.mlp.down_proj.activation_scale", "layers.0.down.act_scale", None, Scale.QUOTIENT),
         (
             "ernie.layers.3.mlp.shared_experts.up_gate_proj.activation_scale",
             "layers.3.shared.gate_up.act_scale",
             None,
-            Stored.SCALE,
+            Scale.QUOTIENT,
         ),
         (
             "ernie.layers.12.mlp.experts.63.down_proj.activation_scale",
             "layers.12.experts.down.in_scale",
             63,
-            Stored.SCALE,
+            Scale.QUOTIENT,
         ),
         (
             "ernie.layers.12.mlp.experts.7.up_gate_proj.activation_scale",
             "layers.12.experts.gate_up.in_scale",
             7,
-            Stored.SCALE,
+            Scale.QUOTIENT,
         ),
     ],
 )
-def test_a_name_goes_to_its_parameter(name: str, parameter: str, expert: int | None, stored: Stored) -> None:
+def test_a_name_goes_to_its_parameter(name: str, parameter: str, expert: int | None, stored: Scale) -> None:
     target = target_of(name, "model")
-    assert (target.parameter, target.expert, target.rule.stored) == (parameter, expert, stored)
+    assert (target.parameter, target.expert, target.stored) == (parameter, expert, stored)
 
 
 def test_every_rule_matches_its_own_names_and_no_other() -> None:
-    for rule in SCALE_RULES:
-        name = rule.pattern.format(layer=4, expert=9)
-        assert [other for other in SCALE_RULES if other.match(name) is not None] == [rule]
+    assert len(SCALE_NAMES) == 12
+    for row in SCALE_NAMES:
+        name = row.tensor.format(layer=4, expert=9)
+        assert [other for other in SCALE_NAMES if match(other, name) is not None] == [row]
 
 
 def test_an_unknown_scale_is_an_error_that_names_the_nearest() -> None:
@@ -65,15 +66,15 @@ def test_an_unknown_scale_is_an_error_that_names_the_nearest() -> None:
 
 
 def test_stored_forms_become_multipliers() -> None:
-    assert multiplier(12.0, Stored.AMAX, 240.0, **WHERE) == 20.0
-    assert multiplier(0.05, Stored.SCALE, 240.0, **WHERE) == 20.0
-    assert multiplier(12.0, Stored.AMAX, 448.0, **WHERE) == pytest.approx(448 / 12)
+    assert multiplier(12.0, Scale.AMAX, 240.0, **WHERE) == 20.0
+    assert multiplier(0.05, Scale.QUOTIENT, 240.0, **WHERE) == 20.0
+    assert multiplier(12.0, Scale.AMAX, 448.0, **WHERE) == pytest.approx(448 / 12)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_scale_that_would_blind_the_model_is_refused(value: float) -> None:
     with pytest.raises(WeightsError, match="cannot be used"):
-        multiplier(value, Stored.SCALE, 240.0, **WHERE)
+        multiplier(value, Scale.QUOTIENT, 240.0, **WHERE)
 
 
 def test_the_shared_input_has_the_minimum_over_all_experts_and_none_may_be_missing() -> None:

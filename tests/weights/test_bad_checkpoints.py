@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from hpu_engine.config import EngineConfig
+from hpu_engine.contract import FailureReason
 from hpu_engine.model.weights.errors import WeightsError
 from hpu_engine.model.weights.loading import load_parameters, take_parameters
 from hpu_engine.model.weights.name_table import expand
@@ -24,6 +26,7 @@ from hpu_engine.model.weights.safetensors_files import list_tensors
 from hpu_engine.planning.model import ModelConfigError, read_model_description
 from hpu_engine.planning.parallel import Layout
 from hpu_engine.planning.violations import PlanError
+from hpu_engine.rank import StartUpError, open_rank
 from tests.models.tiny import tiny
 
 Weights = dict[str, Tensor]
@@ -222,3 +225,80 @@ def as_another_user() -> Iterator[None]:
         yield
     finally:
         os.seteuid(0)
+
+
+# --- float8, which is refused: what is wrong with its scales is said by name
+
+
+def declare(directory: Path, quantization: dict[str, object]) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+
+
+MIXED = {"quantization": "mix_quant", "is_quantized": True}
+"""As ERNIE's converted checkpoints write it."""
+
+
+def scales_of(directory: Path, expert_scale: float = 0.01) -> Weights:
+    parts = expand(read_model_description(directory)).parts
+    return {name: torch.full((1,), expert_scale) for name, part in parts.items() if part.scale is not None}
+
+
+def refusal(directory: Path) -> StartUpError:
+    with pytest.raises(StartUpError) as refused:
+        open_rank(EngineConfig(model=str(directory), num_kv_blocks=8), lambda _progress: None)
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["self_attn.qkv_proj", "self_attn.s_matmul", "mlp.shared_experts.down_proj", "mlp.experts.5.down_proj"],
+)
+def test_a_missing_activation_scale_of_a_quantised_checkpoint(checkpoint: Path, missing: str) -> None:
+    declare(checkpoint, MIXED)
+    name = f"ernie.layers.2.{missing}.activation_scale"
+    scales = scales_of(checkpoint)
+    change(checkpoint, lambda weights: weights.update({key: value for key, value in scales.items() if key != name}))
+    error = refusal(checkpoint)
+    assert (error.reason, error.tensor, error.path) == (FailureReason.MODEL_BROKEN, name, str(checkpoint))
+    with pytest.raises(WeightsError, match="missing"):
+        load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("weight", "dtype", "scale"),
+    [
+        (EXPERT, torch.float8_e4m3fn, f"{EXPERT}_scale"),
+        (EXPERT.replace(".weight", ".quant_weight"), torch.int8, EXPERT.replace(".weight", ".weight_scale")),
+    ],
+)
+def test_a_missing_scale_of_a_quantised_weight(checkpoint: Path, weight: str, dtype: torch.dtype, scale: str) -> None:
+    def quantise(weights: Weights) -> None:
+        weights[weight] = weights.pop(EXPERT).to(dtype)
+
+    change(checkpoint, quantise)
+    with pytest.raises(WeightsError, match=f"missing, though {weight}") as refused:
+        load(checkpoint)
+    assert refused.value.tensor == scale
+    assert refused.value.path.endswith("model.safetensors")
+    declare(checkpoint, {"quant_method": "fp8"})
+    assert refusal(checkpoint).tensor == scale
+
+
+def test_a_quantised_checkpoint_that_has_every_scale_is_unsupported_not_broken(checkpoint: Path) -> None:
+    declare(checkpoint, MIXED)
+    scales = scales_of(checkpoint)
+    change(checkpoint, lambda weights: weights.update(scales))
+    error = refusal(checkpoint)
+    assert error.reason is FailureReason.MODEL_UNSUPPORTED
+    assert "mix_quant" in error.message
+    assert str(error.path).endswith("config.json")
+
+
+@pytest.mark.parametrize("end", ["activation_scale", "weight_scale"])
+def test_a_scale_that_the_configuration_does_not_announce(checkpoint: Path, end: str) -> None:
+    name = EXPERT.replace("weight", end)
+    change(checkpoint, lambda weights: weights.update({name: torch.ones(1)}))
+    with pytest.raises(WeightsError, match="declares no quantisation") as refused:
+        load(checkpoint)
+    assert refused.value.tensor == name

@@ -75,6 +75,30 @@ def test_both_drivers_give_identical_tensors_under_any_layout(family: str, layou
             assert torch.equal(value, by_taking[name]), name
 
 
+@pytest.mark.parametrize("layout", [Layout(), Layout(2, 1, 2), Layout(1, 4, 4)], ids=str)
+def test_activation_scales_go_where_the_table_says(layout: Layout) -> None:
+    """All experts' up_gate scales on every worker, down scales of its own experts, in their order; by both drivers."""
+    directory = tiny("ernie4_5_moe", quantization_config={"quantization": "mix_quant", "quant_method": "mix_quant"})
+    description = read_model_description(directory)
+    whole = load_file(directory / "model.safetensors")
+    names = [name for name, part in expand(description).parts.items() if part.scale is not None]
+    whole |= {name: torch.tensor([float(number)]) for number, name in enumerate(names)}
+    for worker in range(layout.cards):
+        place = Placement(layout, worker)
+        held = dict(take_parameters(whole, expand(description, place), torch.bfloat16, directory))
+        window = place.experts(description)
+        prefix = "ernie.layers.2.mlp.experts.{}.{}_proj.activation_scale"
+        own = [whole[prefix.format(expert, "down")] for expert in range(window.first, window.last + 1)]
+        every = [whole[prefix.format(expert, "up_gate")] for expert in range(8)]
+        assert torch.equal(held["layers.2.experts.down.in_scale"], torch.cat(own))
+        assert torch.equal(held["layers.2.experts.gate_up.in_scale"], torch.cat(every))
+        assert torch.equal(
+            held["layers.3.cache_k_scale"], whole["ernie.layers.3.self_attn.cachek_matmul.activation_scale"]
+        )
+        assert "layers.0.gate_up.act_scale" in held
+        assert "layers.1.gate_up.act_scale" not in held
+
+
 @given(st.data())
 @settings(max_examples=200, deadline=None)
 def test_byte_runs_are_the_region_in_order(data: st.DataObject) -> None:

@@ -99,6 +99,8 @@ class _Line:
 
 
 def _cut(part: StoredPart, expert_parallel: bool) -> str:
+    if part.scale is not None:
+        return f"{part.cut}, scale: {part.scale}"
     cut = "whole experts" if expert_parallel and part.expert is not None else str(part.cut)
     return cut if part.transform == "as stored" else f"{cut}, {part.transform}"
 

@@ -261,9 +261,7 @@ def _moe(keys: ConfigReader, family: _Family, layers: int) -> Moe | None:
                 top_k_key="num_experts_per_tok",
                 width_key="intermediate_size",
                 sparse_layers=tuple(range(layers)),
-                router=Router(
-                    correction_bias=False, renormalise=True, logits_dtype="activation", weights_dtype="float32"
-                ),
+                router=Router(correction_bias=False, renormalise=True, logits_dtype="activation"),
             )
         case Architecture.QWEN3_MOE:
             step = keys.integer("decoder_sparse_step", most=MOST_LAYERS, default=1)
@@ -278,7 +276,6 @@ def _moe(keys: ConfigReader, family: _Family, layers: int) -> Moe | None:
                     correction_bias=False,
                     renormalise=keys.boolean("norm_topk_prob", default=False),
                     logits_dtype="activation",
-                    weights_dtype="activation",
                 ),
             )
         case Architecture.ERNIE_MOE:
@@ -294,7 +291,6 @@ def _moe(keys: ConfigReader, family: _Family, layers: int) -> Moe | None:
                     renormalise=True,
                     renormalise_minimum=keys.number("moe_norm_min", most=1.0, default=1e-12),
                     logits_dtype="float32",
-                    weights_dtype="activation",
                 ),
             )
     return None
@@ -363,7 +359,7 @@ def _dtype(keys: ConfigReader) -> DType:
 
 def _quantization(keys: ConfigReader) -> str | None:
     section = keys.section("quantization_config")
-    return section.text("quant_method") if section else None
+    return section.text(section.first_of("quant_method", "quantization")) if section else None
 
 
 def _token_ids(

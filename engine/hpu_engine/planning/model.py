@@ -88,14 +88,12 @@ class Router(_Fact):
     `correction_bias`: a stored vector [experts] is added to the scores for the choice only; the weights stay unbiased.
     `renormalise`: the chosen weights are divided by max(their sum, `renormalise_minimum`).
     `logits_dtype`: `float32` keeps the router's weight and product in float32; `activation` uses the model's dtype.
-    `weights_dtype`: what the chosen weights are cast to before they multiply an expert's output.
     """
 
     correction_bias: bool
     renormalise: bool
     renormalise_minimum: float = 0.0
     logits_dtype: Literal["activation", "float32"]
-    weights_dtype: Literal["activation", "float32"]
 
 
 class Moe(_Fact):

@@ -1,8 +1,9 @@
-"""ERNIE's float8 scales: where each stored one goes, what is held of it, and how the card wants it laid out. Pure.
+"""ERNIE's float8 scales: what a stored one means, what is held of it, and how the card wants it laid out. Pure.
 
 A checkpoint stores, per linear, the largest magnitude measured at its input (amax), or amax over what float8 holds.
-At run time a value is multiplied by 1/scale on its way into float8 and by the scale on its way out. The names, the
-stored forms and the alignment are those that PaddlePaddle/FastDeploy reads on Gaudi (its pull request 5855).
+At run time a value is multiplied by 1/scale on its way into float8 and by the scale on its way out. The names are rows
+of the name table; they, the stored forms and the alignment are those that PaddlePaddle/FastDeploy reads on Gaudi (its
+pull request 5855).
 """
 
 from __future__ import annotations
@@ -10,70 +11,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 import torch
 from torch import Tensor
 
 from hpu_engine.model.moe.window import ExpertWindow
 from hpu_engine.model.weights.errors import WeightsError
-from hpu_engine.model.weights.name_table import nearest
+from hpu_engine.model.weights.name_table import SCALE_NAMES, Name, Scale, nearest
 
 ALIGNMENT_BYTES = 0x80
-
-
-class Stored(StrEnum):
-    """What the number in the checkpoint is."""
-
-    AMAX = "amax"
-    SCALE = "amax / largest"
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleRule:
-    """`pattern` with `{layer}` and `{expert}` becomes `parameter`."""
-
-    pattern: str
-    parameter: str
-    stored: Stored
-
-    def match(self, name: str) -> dict[str, int] | None:
-        """The layer and expert in `name`; None where it is not of this pattern."""
-        text = (
-            re.escape(self.pattern).replace(r"\{layer\}", r"(?P<layer>\d+)").replace(r"\{expert\}", r"(?P<expert>\d+)")
-        )
-        found = re.fullmatch(text, name)
-        return None if found is None else {key: int(value) for key, value in found.groupdict().items()}
-
-
-_A = "ernie.layers.{layer}.self_attn."
-_M = "ernie.layers.{layer}.mlp."
-SCALE_RULES: tuple[ScaleRule, ...] = (
-    ScaleRule(_A + "qkv_proj.activation_scale", "layers.{layer}.qkv.act_scale", Stored.AMAX),
-    ScaleRule(_A + "o_proj.activation_scale", "layers.{layer}.output.act_scale", Stored.AMAX),
-    ScaleRule(_A + "cachek_matmul.activation_scale", "layers.{layer}.cache_k_scale", Stored.AMAX),
-    ScaleRule(_A + "cachev_matmul.activation_scale", "layers.{layer}.cache_v_scale", Stored.AMAX),
-    ScaleRule(_A + "q_matmul.activation_scale", "layers.{layer}.q_scale", Stored.AMAX),
-    ScaleRule(_A + "s_matmul.activation_scale", "layers.{layer}.s_scale", Stored.AMAX),
-    ScaleRule(_M + "up_gate_proj.activation_scale", "layers.{layer}.gate_up.act_scale", Stored.SCALE),
-    ScaleRule(_M + "down_proj.activation_scale", "layers.{layer}.down.act_scale", Stored.SCALE),
-    ScaleRule(
-        _M + "shared_experts.up_gate_proj.activation_scale", "layers.{layer}.shared.gate_up.act_scale", Stored.SCALE
-    ),
-    ScaleRule(_M + "shared_experts.down_proj.activation_scale", "layers.{layer}.shared.down.act_scale", Stored.SCALE),
-    ScaleRule(
-        _M + "experts.{expert}.up_gate_proj.activation_scale", "layers.{layer}.experts.gate_up.in_scale", Stored.SCALE
-    ),
-    ScaleRule(_M + "experts.{expert}.down_proj.activation_scale", "layers.{layer}.experts.down.in_scale", Stored.SCALE),
-)
-"""An expert's up_gate scale is needed on every rank, its down scale only where the expert is."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleTarget:
     """Where one stored scale goes. `expert` None: not an expert's."""
 
-    rule: ScaleRule
+    stored: Scale
     parameter: str
     layer: int
     expert: int | None
@@ -81,29 +34,37 @@ class ScaleTarget:
 
 def target_of(name: str, source: str) -> ScaleTarget:
     """Raises WeightsError, with the nearest name there is, for a scale that nothing asks for."""
-    for rule in SCALE_RULES:
-        found = rule.match(name)
+    for row in SCALE_NAMES:
+        found = match(row, name)
         if found is not None:
-            parameter = rule.parameter.format(layer=found["layer"])
-            return ScaleTarget(rule, parameter, found["layer"], found.get("expert"))
+            assert row.scale is not None
+            parameter = row.parameter.format(layer=found["layer"])
+            return ScaleTarget(row.scale, parameter, found["layer"], found.get("expert"))
     numbers = re.findall(r"\d+", name)
     known = [
-        rule.pattern.format(layer=numbers[0] if numbers else 0, expert=numbers[1] if len(numbers) > 1 else 0)
-        for rule in SCALE_RULES
+        row.tensor.format(layer=numbers[0] if numbers else 0, expert=numbers[1] if len(numbers) > 1 else 0)
+        for row in SCALE_NAMES
     ]
     close = nearest(name, known)
     hint = f"; the nearest name is {close}" if close else ""
     raise WeightsError(f"no such activation scale{hint}", path=source, tensor=name)
 
 
-def multiplier(value: float, stored: Stored, largest: float, *, name: str, source: str) -> float:
+def match(row: Name, name: str) -> dict[str, int] | None:
+    """The layer and expert in `name`; None where it is not of this row's pattern."""
+    pattern = re.escape(row.tensor).replace(r"\{layer\}", r"(?P<layer>\d+)").replace(r"\{expert\}", r"(?P<expert>\d+)")
+    found = re.fullmatch(pattern, name)
+    return None if found is None else {key: int(value) for key, value in found.groupdict().items()}
+
+
+def multiplier(value: float, stored: Scale, largest: float, *, name: str, source: str) -> float:
     """What activations are multiplied with before they become float8: largest / amax.
 
     Raises WeightsError for a zero, negative or non-finite value: it would make every activation infinite or nothing.
     """
     if not 0.0 < value < float("inf"):
         raise WeightsError(f"a scale of {value} cannot be used; it has to be above 0", path=source, tensor=name)
-    return largest / value if stored is Stored.AMAX else 1.0 / value
+    return largest / value if stored is Scale.AMAX else 1.0 / value
 
 
 def shared_input_multiplier(multipliers: Mapping[int, float], experts: int, *, name: str, source: str) -> float:

@@ -4,6 +4,8 @@ A parameter is what the model computes with; it may be several checkpoint tensor
 and v; gate and up). Shapes, cuts and types come from planning's table of tensors, so that what is planned is what is
 loaded; a `Name` here adds where a tensor goes and what else a family calls it. The order of planning's rows is the
 order of a parameter's rows. A checkpoint must have every name of the expanded table, and no other.
+
+Scales of activations are in the table as well, for ERNIE checkpoints that declare a quantisation: one number each.
 """
 
 from __future__ import annotations
@@ -28,14 +30,26 @@ class Transform(StrEnum):
     FLATTEN = "one axis"
 
 
+class Scale(StrEnum):
+    """What the number of a float8 activation scale is."""
+
+    AMAX = "amax"
+    QUOTIENT = "amax / largest"
+
+
 @dataclass(frozen=True, slots=True)
 class Name:
-    """`tensor` is planning's name and, where `stored` has none for the family, the checkpoint's as well."""
+    """`tensor` is planning's name and, where `stored` has none for the family, the checkpoint's as well.
+
+    `scale`: not a weight but an activation scale, unknown to planning; `part` says which layers have it.
+    """
 
     tensor: str
     parameter: str
     transform: Transform = Transform.NONE
     stored: Mapping[Architecture, str] = field(default_factory=dict)
+    scale: Scale | None = None
+    part: Part | None = None
 
     def pattern(self, model: ModelDescription) -> str:
         return self.stored.get(model.architecture, self.tensor)
@@ -52,6 +66,7 @@ class StoredPart:
     transform: Transform
     cut: Cut
     expert: int | None
+    scale: Scale | None = None
 
     @property
     def held_shape(self) -> Shape:
@@ -87,6 +102,12 @@ _MIXTRAL = "model.layers.{layer}.block_sparse_moe."
 
 def _linear(tensor: str, parameter: str) -> tuple[Name, Name]:
     return Name(f"{tensor}.weight", parameter), Name(f"{tensor}.bias", f"{parameter}_bias")
+
+
+def _scale(tensor: str, parameter: str, scale: Scale, part: Part) -> Name:
+    return Name(
+        f"ernie.layers.{{layer}}.{tensor}.activation_scale", f"layers.{{layer}}.{parameter}", scale=scale, part=part
+    )
 
 
 NAMES: tuple[Name, ...] = (
@@ -132,8 +153,22 @@ NAMES: tuple[Name, ...] = (
     *_linear(_L + "mlp.shared_experts.down_proj", "layers.{layer}.shared.down"),
     Name("model.norm.weight", "final_norm"),
     *_linear("lm_head", "lm_head"),
+    _scale("self_attn.qkv_proj", "qkv.act_scale", Scale.AMAX, Part.ATTENTION),
+    _scale("self_attn.o_proj", "output.act_scale", Scale.AMAX, Part.ATTENTION),
+    _scale("self_attn.cachek_matmul", "cache_k_scale", Scale.AMAX, Part.ATTENTION),
+    _scale("self_attn.cachev_matmul", "cache_v_scale", Scale.AMAX, Part.ATTENTION),
+    _scale("self_attn.q_matmul", "q_scale", Scale.AMAX, Part.ATTENTION),
+    _scale("self_attn.s_matmul", "s_scale", Scale.AMAX, Part.ATTENTION),
+    _scale("mlp.up_gate_proj", "gate_up.act_scale", Scale.QUOTIENT, Part.DENSE_MLP),
+    _scale("mlp.down_proj", "down.act_scale", Scale.QUOTIENT, Part.DENSE_MLP),
+    _scale("mlp.shared_experts.up_gate_proj", "shared.gate_up.act_scale", Scale.QUOTIENT, Part.SHARED_EXPERTS),
+    _scale("mlp.shared_experts.down_proj", "shared.down.act_scale", Scale.QUOTIENT, Part.SHARED_EXPERTS),
+    _scale("mlp.experts.{expert}.up_gate_proj", "experts.gate_up.in_scale", Scale.QUOTIENT, Part.ROUTER),
+    _scale("mlp.experts.{expert}.down_proj", "experts.down.in_scale", Scale.QUOTIENT, Part.EXPERTS),
 )
-"""Every tensor of every family."""
+"""Every tensor of every family. Every rank needs the up_gate scales of all experts, and the down scales of its own."""
+
+SCALE_NAMES = tuple(name for name in NAMES if name.scale is not None)
 
 IGNORED = ("model.layers.*.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq")
 """Buffers that old checkpoints carry and that follow from the configuration."""
@@ -148,17 +183,19 @@ def expand(model: ModelDescription, placement: Placement | None = None) -> NameT
     """
     place = placement or Placement()
     names = {name.tensor: name for name in NAMES}
+    rows = [(row, names[row.name]) for row in tensor_table(model)]
+    if model.quantization is not None and model.architecture in (Architecture.ERNIE, Architecture.ERNIE_MOE):
+        rows += [(row, name) for name in SCALE_NAMES if (row := _scale_row(model, name)).copies]
     parts: dict[str, StoredPart] = {}
     parameters: dict[str, Parameter] = {}
-    for row in tensor_table(model):
-        name = names[row.name]
+    for row, name in rows:
         for layer, expert in _instances(model, row):
             parameter = name.parameter.format(layer=layer, expert=expert)
             region = place.region(model, row, expert)
             so_far = parameters.get(parameter)
             stored = name.pattern(model).format(layer=layer, expert=expert)
             first = so_far.shape[0] if so_far and region else 0
-            parts[stored] = StoredPart(parameter, first, row.shape, region, name.transform, row.cut, expert)
+            parts[stored] = StoredPart(parameter, first, row.shape, region, name.transform, row.cut, expert, name.scale)
             if region is not None:
                 parameters[parameter] = _grown(so_far, parts[stored], row)
     ignored = IGNORED + IGNORED_BY_FAMILY.get(model.architecture, ())
@@ -173,6 +210,18 @@ def _grown(parameter: Parameter | None, part: StoredPart, row: TensorRow) -> Par
     return Parameter((parameter.shape[0] + shape[0], *shape[1:]), row.wide, parameter.parts + 1)
 
 
+def _scale_row(model: ModelDescription, name: Name) -> TensorRow:
+    """One number per layer, or per layer and expert; replicated where its part is not given out to ranks."""
+    assert name.part is not None
+    layers = {
+        Part.ATTENTION: model.layers,
+        Part.DENSE_MLP: model.dense_layer_count,
+        Part.SHARED_EXPERTS: model.sparse_layer_count if model.moe and model.moe.shared_experts else 0,
+    }
+    copies = layers.get(name.part, model.sparse_layer_count)
+    return TensorRow(name.tensor, name.part, (1,), copies, Cut.NONE, wide=True)
+
+
 def _instances(model: ModelDescription, row: TensorRow) -> Iterator[tuple[int | None, int | None]]:
     """(layer, expert) of every tensor of a row; None where the name has none."""
     if "{layer}" not in row.name:
@@ -184,7 +233,7 @@ def _instances(model: ModelDescription, row: TensorRow) -> Iterator[tuple[int | 
             continue
         if row.part in (Part.ROUTER, Part.EXPERTS, Part.SHARED_EXPERTS) and not sparse:
             continue
-        if row.routed:
+        if "{expert}" in row.name:
             assert model.moe is not None
             yield from ((layer, expert) for expert in range(model.moe.experts))
         else:
