@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hpu_engine.device.base import Device, ExpertKernel, Linear, UnsupportedOnDevice, WarmUpShape
 from hpu_engine.device.exact_rows import RowClass, exact_linear, find_group_rows, find_row_class
-from hpu_engine.device.expert_kernels import sorted_kernel, static_kernel
+from hpu_engine.device.expert_kernels import silu_mul, sorted_kernel, static_kernel
 from hpu_engine.device.linear_kernels import LinearKernels, packed, plain
 from hpu_engine.device.native.ops import NativeOps
 
@@ -65,7 +65,8 @@ class CpuDevice(Device):
         return find_group_rows(group, chunk_rows, head_dim, block_size, dtype)
 
     def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:
-        return static_kernel(experts) if self._static_shapes else sorted_kernel(experts)
+        gate = self._native.silu_mul if self._native else silu_mul
+        return static_kernel(experts, gate) if self._static_shapes else sorted_kernel(experts, gate)
 
     def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:
         """A whole budget of prompt, prompt and decoding mixed, and decoding alone at a few widths."""

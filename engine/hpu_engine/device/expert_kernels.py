@@ -7,7 +7,7 @@ expert(row), in ascending order of expert, so that a row's bits do not depend on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -19,8 +19,16 @@ from hpu_engine.device.base import ExpertKernel, Linear
 Expert = tuple[Linear, Linear]
 """`gate_up` [rows, hidden] to [rows, 2 * width], gate first; `down` [rows, width] to [rows, hidden]."""
 
+Gate = Callable[[Tensor], Tensor]
+"""[rows, 2 * width], gate first, to silu(gate) * up [rows, width]."""
 
-def sorted_kernel(experts: Sequence[Expert]) -> ExpertKernel:
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def sorted_kernel(experts: Sequence[Expert], gate: Gate = silu_mul) -> ExpertKernel:
     """Rows sorted by expert, one product per expert that was hit: work grows with tokens, not with experts.
 
     Not `torch.nn.functional.grouped_mm`: on a CPU it takes plain weights only. Measured in float32, 4 and 64 experts,
@@ -32,13 +40,13 @@ def sorted_kernel(experts: Sequence[Expert]) -> ExpertKernel:
     def run(hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         rows, top_k = ids.shape
         if rows == 1:
-            return _one_row(experts, hidden, ids, weights)
+            return _one_row(experts, gate, hidden, ids, weights)
         chosen, order = ids.flatten().sort(stable=True)
         bounds = torch.searchsorted(chosen, starts).tolist()
         here = order[bounds[0] : bounds[-1]]
         row_of = here // top_k
         parts = torch.split(hidden.index_select(0, row_of), [stop - start for start, stop in pairwise(bounds)])
-        results = [_apply(expert, part) for expert, part in zip(experts, parts, strict=True) if len(part)]
+        results = [_apply(expert, gate, part) for expert, part in zip(experts, parts, strict=True) if len(part)]
         total = torch.zeros(rows, hidden.shape[1], dtype=torch.float32)
         if results:
             weighted = torch.cat(results).float().mul_(weights.take(here).float().unsqueeze(1))
@@ -48,30 +56,29 @@ def sorted_kernel(experts: Sequence[Expert]) -> ExpertKernel:
     return run
 
 
-def _one_row(experts: Sequence[Expert], hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def _one_row(experts: Sequence[Expert], gate: Gate, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     """A single stream has nothing to sort: every operation saved is one that waits for memory behind the weights."""
     total: Tensor | None = None
     for index, slot in sorted((index, slot) for slot, index in enumerate(ids[0].tolist())):
         if 0 <= index < len(experts):
-            weighted = _apply(experts[index], hidden).float().mul_(weights[:, slot : slot + 1].float())
+            weighted = _apply(experts[index], gate, hidden).float().mul_(weights[:, slot : slot + 1].float())
             total = weighted if total is None else total.add_(weighted)
     return torch.zeros(hidden.shape, dtype=torch.float32) if total is None else total
 
 
-def static_kernel(experts: Sequence[Expert]) -> ExpertKernel:
+def static_kernel(experts: Sequence[Expert], gate: Gate = silu_mul) -> ExpertKernel:
     """Every expert on every row, its weight 0 where it was not chosen: the same operations whatever the routing."""
 
     def run(hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         total = torch.zeros(hidden.shape, dtype=torch.float32)
         for index, expert in enumerate(experts):
             weight = torch.where(ids == index, weights.float(), 0.0).sum(-1, keepdim=True)
-            total = total + _apply(expert, hidden).float() * weight
+            total = total + _apply(expert, gate, hidden).float() * weight
         return total
 
     return run
 
 
-def _apply(expert: Expert, x: Tensor) -> Tensor:
+def _apply(expert: Expert, gate: Gate, x: Tensor) -> Tensor:
     gate_up, down = expert
-    gate, up = gate_up(x).chunk(2, dim=-1)
-    return down(F.silu(gate).mul_(up))
+    return down(gate(gate_up(x)))

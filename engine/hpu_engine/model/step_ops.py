@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpu_engine.device.expert_kernels import silu_mul
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.rotary import rotate
 from hpu_engine.model.single_attention import SingleRows
@@ -65,8 +66,7 @@ class TorchOps:
         return total, F.rms_norm(total, weight.shape, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        return silu_mul(gate_up)
 
     def rotate(self, qkv: Tensor, heads: int, norms: HeadNorms | None, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
         turned = heads + (qkv.shape[1] - heads) // 2
