@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpu_engine.server import prompts, protocol
+from hpu_engine.server import jobs, prompts, protocol
 from hpu_engine.server.metrics import Metrics
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
@@ -51,6 +51,7 @@ def test_the_series_are_those_that_are_shown() -> None:
         ("Fields of both routes", "stop_token_ids", protocol.MAX_STOP_TOKEN_IDS),
         ("Fields of both routes", "logit_bias", protocol.MAX_BIASED_TOKENS),
         ("Fields of both routes", "prompt_logprobs", protocol.MOST_LOGPROBS),
+        ("Log-probabilities", "", jobs.MAX_SCORES),
         ("Fields of both routes", "repetition_penalty", protocol.LEAST_REPETITION_PENALTY),
         ("Fields of both routes", "repetition_penalty", int(protocol.MOST_REPETITION_PENALTY)),
         ("Fields of completions", "prompt", prompts.MAX_PROMPTS),
@@ -59,5 +60,6 @@ def test_the_series_are_those_that_are_shown() -> None:
     ],
 )
 def test_a_limit_is_the_codes(title: str, field: str, limit: float) -> None:
-    (row,) = [line for line in section(title).splitlines() if line.startswith(f"| `{field}`")]
+    text = section(title)
+    (row,) = [line for line in text.splitlines() if line.startswith(f"| `{field}`")] if field else [text]
     assert re.search(rf"(?<![\d.]){re.escape(str(limit))}(?![\d.]\d)", row)

@@ -43,6 +43,10 @@ class Form(Protocol):
 
     def opening(self) -> Iterable[bytes]: ...
 
+    def has_prompt(self, delta: Delta) -> bool:
+        """Whether the chunk of this one begins with the prompt."""
+        ...
+
     def chunk(self, delta: Delta) -> bytes: ...
 
     def last(self, usage: Usage) -> bytes: ...
@@ -68,9 +72,9 @@ async def _stream(request: web.Request, answer: Answer, form: Form, *, include_u
     try:
         for chunk in form.opening():
             await events.send(chunk)
-        await events.send(form.chunk(first))
+        await events.send(await _chunk(answer, form, first))
         async for delta in deltas:
-            await events.send(form.chunk(delta))
+            await events.send(await _chunk(answer, form, delta))
     except ApiError as error:
         await events.end_with(error)
         return events.response
@@ -78,3 +82,9 @@ async def _stream(request: web.Request, answer: Answer, form: Form, *, include_u
         await events.send(form.last(answer.usage))
     await events.end()
     return events.response
+
+
+async def _chunk(answer: Answer, form: Form, delta: Delta) -> bytes:
+    if answer.num_prompt_scores > WRITTEN_INLINE_TOKENS and form.has_prompt(delta):
+        return await asyncio.to_thread(form.chunk, delta)
+    return form.chunk(delta)

@@ -12,7 +12,7 @@ from hpu_engine.server.answering import Head, new_head, respond
 from hpu_engine.server.chat_template import TemplateRefused
 from hpu_engine.server.errors import bad_request
 from hpu_engine.server.generation import Answer, Delta
-from hpu_engine.server.jobs import chat_job, check_for_model, encode_prompt, output_limit
+from hpu_engine.server.jobs import check_for_model, check_scores, encode_prompt, make_job, output_limit
 from hpu_engine.server.logprobs import Spell, chat_logprobs, prompt_logprobs
 from hpu_engine.server.protocol import ChatCompletionRequest, parse_object, read_chat
 from hpu_engine.server.responses import (
@@ -45,8 +45,9 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
         add_special_tokens=parsed.add_special_tokens,
     )
     limit = output_limit(len(prompt), parsed.output_limit, None, limits, least=parsed.min_tokens, param="messages")
+    check_scores(parsed, [prompt], [limit], limits.max_model_len)
     head = new_head("chatcmpl", serving.name, include_usage=parsed.include_usage)
-    async with serving.engine.open([chat_job(prompt, parsed, limit, model)]) as answer:
+    async with serving.engine.open([make_job(prompt, parsed, limit, model, continues=False)]) as answer:
         form = _Form(head, parsed, answer, model.tokenizer.spell)
         return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
 
@@ -100,6 +101,9 @@ class _Form:
     def opening(self) -> Iterable[bytes]:
         role = ChatDelta(role="assistant", content="")
         return (self._chunk((ChatChunkChoice(index=index, delta=role),)) for index in range(self.request.n))
+
+    def has_prompt(self, _: Delta) -> bool:
+        return False
 
     def chunk(self, delta: Delta) -> bytes:
         choice = ChatChunkChoice(

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from hpu_engine.server.answering import Head, new_head, respond
 from hpu_engine.server.echo import Echo, echo_of
 from hpu_engine.server.generation import Answer, Delta
-from hpu_engine.server.jobs import check_for_model, completion_job, encode_prompt, output_limit
+from hpu_engine.server.jobs import check_for_model, check_scores, encode_prompt, make_job, output_limit
 from hpu_engine.server.logprobs import Spell, completion_logprobs, prompt_logprobs
 from hpu_engine.server.prompts import Prompt, read_prompts
 from hpu_engine.server.protocol import CompletionRequest, parse_object, read_completion
@@ -34,11 +34,14 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         output_limit(len(prompt), parsed.max_tokens, DEFAULT_MAX_TOKENS, serving.engine.limits, least=parsed.min_tokens)
         for prompt in prompts
     ]
+    check_scores(parsed, prompts, limits, serving.engine.limits.max_model_len)
     echoes = None
     if parsed.echo:
         each = zip(given, prompts, strict=True)
         echoes = [await echo_of(prompt, token_ids, parsed, model.tokenizer) for prompt, token_ids in each]
-    jobs = [completion_job(*each, model) for each in zip(prompts, [parsed] * len(prompts), limits, strict=True)]
+    jobs = [
+        make_job(prompt, parsed, limit, model, continues=True) for prompt, limit in zip(prompts, limits, strict=True)
+    ]
     head = new_head("cmpl", serving.name, include_usage=parsed.include_usage)
     async with serving.engine.open(jobs) as answer:
         form = _Form(head, parsed, answer, model.tokenizer.spell, echoes)
@@ -73,6 +76,9 @@ class _Form:
     def opening(self) -> Iterable[bytes]:
         return ()
 
+    def has_prompt(self, delta: Delta) -> bool:
+        return self.echoes is not None and delta.index not in self.begun
+
     def chunk(self, delta: Delta) -> bytes:
         return self._body((self._choice(delta),), self.head.no_usage)
 
@@ -88,7 +94,7 @@ class _Form:
         if self.echoes is not None:
             echo = self.echoes[delta.index // self.request.n]
             tokens = tuple(replace(token, offset=token.offset + len(echo.text)) for token in tokens)
-            if delta.index not in self.begun:
+            if self.has_prompt(delta):
                 self.begun.add(delta.index)
                 text = echo.text + text
                 if self.request.logprobs is not None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
 from hpu_engine.core.messages import Loaded
-from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.core.sampling_params import MOST_LOGPROBS, SamplingParams
 from hpu_engine.server.engine import Job
 from hpu_engine.server.errors import ApiError, bad_request
 from hpu_engine.server.protocol import MAX_SEQUENCES, ChatCompletionRequest, CompletionRequest
 from hpu_engine.server.serving import LoadedModel
 from hpu_engine.server.tokenizer import Tokenizer
+
+MAX_SCORES = 1 << 20
+"""Log-probabilities in one answer, unless one whole context has more."""
 
 
 async def encode_prompt(
@@ -72,47 +76,50 @@ def check_for_model(request: CompletionRequest | ChatCompletionRequest, prompts:
                 raise bad_request(name, f"{name} has {token_id}; the vocabulary ends at {vocab - 1}")
 
 
-def completion_job(prompt: tuple[int, ...], request: CompletionRequest, limit: int, model: LoadedModel) -> Job:
-    """`limit` is how many tokens may be generated; 0 for the prompt alone."""
-    params = _params(request, model, limit, logprobs=request.logprobs, prompt_logprobs=request.scored_prompt)
-    return _job(prompt, request, params, model, continues=True, only_prompt=not limit)
+def check_scores(
+    request: CompletionRequest | ChatCompletionRequest,
+    prompts: Sequence[tuple[int, ...]],
+    limits: Sequence[int],
+    model_len: int,
+) -> None:
+    """Raises `ApiError` 400 for an answer with more scores than may be kept; `limits` are the output tokens."""
+    of_prompt = sum(map(len, prompts)) * _scores_a_token(request.scored_prompt)
+    of_output = sum(limits) * request.n * _scores_a_token(request.scored_output)
+    most = max(MAX_SCORES, model_len * (MOST_LOGPROBS + 1))
+    if of_prompt + of_output > most:
+        is_prompts = request.prompt_logprobs is not None and of_prompt >= of_output
+        raise bad_request(
+            "prompt_logprobs" if is_prompts else "logprobs",
+            f"the answer could have {of_prompt + of_output} log-probabilities, at most {most} are given: ask for fewer "
+            "likely tokens, prompts or samples, or for a smaller max_tokens",
+        )
 
 
-def chat_job(prompt: tuple[int, ...], request: ChatCompletionRequest, limit: int, model: LoadedModel) -> Job:
-    """`limit` is how many tokens may be generated."""
-    logprobs = request.top_logprobs if request.logprobs else None
-    params = _params(request, model, limit, logprobs=logprobs, prompt_logprobs=request.prompt_logprobs)
-    return _job(prompt, request, params, model, continues=False)
+def _scores_a_token(likely: int | None) -> int:
+    return 0 if likely is None else likely + 1
 
 
-def _job(
+def make_job(
     prompt: tuple[int, ...],
     request: CompletionRequest | ChatCompletionRequest,
-    params: SamplingParams,
+    limit: int,
     model: LoadedModel,
     *,
     continues: bool,
-    only_prompt: bool = False,
 ) -> Job:
+    """`limit` is how many tokens may be generated; 0 for the prompt's scores alone. `continues`: see `Job`."""
     return Job(
         prompt=prompt,
-        params=_samples(params, request.n),
+        params=_samples(_params(request, model, limit), request.n),
         stops=request.stop,
         tokens=model.tokenizer.text_of_tokens(skip_special_tokens=request.skip_special_tokens),
         shown_stop_ids=frozenset(request.stop_token_ids),
         continues=continues,
-        only_prompt=only_prompt,
+        only_prompt=limit == 0,
     )
 
 
-def _params(
-    request: CompletionRequest | ChatCompletionRequest,
-    model: LoadedModel,
-    limit: int,
-    *,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
-) -> SamplingParams:
+def _params(request: CompletionRequest | ChatCompletionRequest, model: LoadedModel, limit: int) -> SamplingParams:
     own = () if request.ignore_eos else model.description.eos_token_ids
     return SamplingParams(
         max_tokens=max(1, limit),  # the worker ends a request by a token
@@ -125,8 +132,8 @@ def _params(
         frequency_penalty=request.frequency_penalty,
         logit_bias=request.logit_bias,
         min_tokens=min(request.min_tokens, limit),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
+        logprobs=request.scored_output,
+        prompt_logprobs=request.scored_prompt,
         seed=request.seed,
         stop_token_ids=tuple(dict.fromkeys((*request.stop_token_ids, *own))),
         ignore_eos=request.ignore_eos,

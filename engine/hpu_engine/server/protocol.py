@@ -175,8 +175,13 @@ class CompletionRequest(_Generation):
         return self
 
     @property
+    def scored_output(self) -> int | None:
+        """How many likely tokens are wanted at each token of the output; None for no scores at all."""
+        return self.logprobs
+
+    @property
     def scored_prompt(self) -> int | None:
-        """How many likely tokens are wanted at each token of the prompt; None for no scores at all."""
+        """The same for each token of the prompt."""
         echoed = self.logprobs if self.echo else None
         wanted = [count for count in (echoed, self.prompt_logprobs) if count is not None]
         return max(wanted, default=None)
@@ -230,6 +235,16 @@ class ChatCompletionRequest(_Generation):
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
         return self
+
+    @property
+    def scored_output(self) -> int | None:
+        """How many likely tokens are wanted at each token of the output; None for no scores at all."""
+        return self.top_logprobs if self.logprobs else None
+
+    @property
+    def scored_prompt(self) -> int | None:
+        """The same for each token of the prompt."""
+        return self.prompt_logprobs
 
     @property
     def output_limit(self) -> int | None:
