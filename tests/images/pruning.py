@@ -20,6 +20,8 @@ from tests.images.errors import StepFailed
 from tests.images.store import Store, say
 
 KEPT_VERSIONS = 3
+# So that no build waits long for it: a storage that is full of old images gets rid of them over some builds.
+_AT_ONCE = 40
 # A working container of that age belongs to a call that was killed.
 _ABANDONED = timedelta(hours=1)
 _LOG_BYTES = 4_000_000
@@ -90,7 +92,8 @@ def prune(store: Store, buildah: Buildah, pinned: Collection[str]) -> Plan:
     before = _bytes(store)
     # A nameless image goes by its id. An image that has lost its last name has gone with it.
     named = {image.name for image in images if image.names}
-    for arguments in (going.versions, [step for step in going.steps if step not in named]):
+    nameless = [step for step in going.steps if step not in named]
+    for arguments in (going.versions[:_AT_ONCE], nameless[: max(0, _AT_ONCE - len(going.versions))]):
         if arguments:
             try:
                 buildah.run("removing old images", "rmi", *arguments)

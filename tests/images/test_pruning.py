@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.images import pruning
 from tests.images.buildah import Buildah
 from tests.images.pruning import Plan, Stored, Use, note_use, plan, prune, stored
 from tests.images.store import Store
@@ -97,6 +98,15 @@ def test_a_storage_is_freed_of_old_versions_and_says_so(
     assert build(buildah, tmp_path / "context", 2).count("Using cache") == 1
     layers = json.loads((store.storage / "overlay-layers" / "layers.json").read_text())
     assert len(layers) == 1 + len((0, 3, 4, 5, 2))
+
+
+def test_what_is_much_goes_little_by_little(buildah: Buildah, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "_AT_ONCE", 1)
+    for number in range(5):
+        build(buildah, tmp_path / "context", number)
+    for kept in (4, 3):
+        prune(buildah.store, buildah, pinned=())
+        assert sum(len(image.names) for image in stored(buildah.store)) == kept
 
 
 def test_with_nothing_to_remove_nothing_is_called_or_said(
