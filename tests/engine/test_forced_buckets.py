@@ -87,6 +87,14 @@ def test_padding_changes_no_bit(ranks: tuple[Rank, Rank], seed: int) -> None:
             assert not right.values[SCRATCH_BLOCK].any()
 
 
+def test_padding_changes_no_bit_of_compiled_kernels() -> None:
+    exact, forced = (opened("llama", exact=True, compile=True, force_buckets=force) for force in (False, True))
+    asked = random_trace(2, VOCAB_SIZE, BLOCK)
+    expected = one_at_a_time(exact, asked, num_blocks=BLOCKS)
+    found = replay(forced, asked, Schedule(50, BLOCKS, force_buckets=True))
+    assert first_difference(expected, found) is None
+
+
 def test_the_traces_hold_what_could_go_wrong() -> None:
     """Prompt scores, log-probabilities, penalties, shared prompts, preemption, prefix hits: all somewhere in them."""
     rank = opened("llama", exact=True)
