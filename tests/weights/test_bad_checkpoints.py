@@ -185,6 +185,25 @@ def test_a_key_stored_in_two_shards(checkpoint: Path) -> None:
     assert refused.value.tensor == name
 
 
+def test_an_index_that_puts_a_tensor_where_it_is_not(checkpoint: Path) -> None:
+    index, files = shard(checkpoint)
+    name = next(name for name, file in index.items() if file == files[0])
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {**index, name: files[1]}}))
+    with pytest.raises(WeightsError, match=f"it is in {files[0]}") as refused:
+        load(checkpoint)
+    assert (refused.value.tensor, refused.value.path) == (name, str(checkpoint / files[1]))
+
+
+def test_a_key_listed_twice_in_the_index(checkpoint: Path) -> None:
+    index, files = shard(checkpoint)
+    name = next(iter(index))
+    text = json.dumps({"weight_map": index}).removesuffix("}}") + f', "{name}": "{files[1]}"}}}}'
+    (checkpoint / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(WeightsError, match="listed twice") as refused:
+        load(checkpoint)
+    assert refused.value.tensor == name
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("hidden_act", "relu"), ("scoring_func", "sigmoid"), ("moe_gate_act", "sigmoid")]
 )

@@ -17,6 +17,7 @@ from hpu_engine.model.weights.reading import DTYPES
 from hpu_engine.model.weights.safetensors_files import StoredTensor, list_tensors
 from hpu_engine.planning.model import ModelDescription
 
+MISSING = "missing: config.json asks for it, and no file has it"
 _QUANTISED = ".quant_weight"
 _SCALES = (".activation_scale", ".input_scale", ".weight_scale", ".weight_scale_inv")
 
@@ -48,7 +49,7 @@ def refuse_quantised(directory: Path, model: ModelDescription) -> None:
     check_scales(stored)
     for name, part in expand(model).parts.items():
         if part.scale is not None and name not in stored:
-            raise WeightsError("missing" + _hint(name, stored), path=str(directory), tensor=name)
+            raise WeightsError(MISSING + _hint(name, set(stored)), path=str(directory), tensor=name)
     method = (model.quantization or "")[:40]
     raise WeightsError(
         f"weights quantised with {method!r} are not supported",
@@ -75,7 +76,7 @@ def check_names(found: Mapping[str, _Shaped], table: NameTable, source: Path) ->
     """Names and shapes alone. Raises WeightsError."""
     for name in table.parts:
         if name not in found:
-            raise WeightsError("missing" + _hint(name, set(found) - set(table.parts)), path=str(source), tensor=name)
+            raise WeightsError(MISSING + _hint(name, set(found) - set(table.parts)), path=str(source), tensor=name)
     for name, tensor in found.items():
         if table.is_ignored(name) and name not in table.parts:
             continue

@@ -54,7 +54,20 @@ def _list_tensors(directory: Path) -> dict[str, StoredTensor]:
                     f"also stored in {stored[tensor.name].file.name}", path=str(file), tensor=tensor.name
                 )
             stored[tensor.name] = tensor
+    _check_index(directory, stored)
     return stored
+
+
+def _check_index(directory: Path, stored: dict[str, StoredTensor]) -> None:
+    """An index that puts a tensor elsewhere than it is was written for other files: half of an old download."""
+    index = directory / INDEX_NAME
+    if not index.is_file():
+        return
+    for name, file in _weight_map(index).items():
+        found = stored.get(name)  # None is an error only where the model has such a tensor, and said there
+        if found is not None and found.file.name != file:
+            message = f"{INDEX_NAME} puts it in {file}, but it is in {found.file.name}"
+            raise WeightsError(message, path=str(directory / file), tensor=name)
 
 
 def _files(directory: Path) -> list[Path]:
@@ -90,8 +103,10 @@ def _weight_map(index: Path) -> dict[str, str]:
     if index.stat().st_size > INDEX_LIMIT_BYTES:
         raise WeightsError(f"larger than {INDEX_LIMIT_BYTES} bytes", path=str(index))
     try:
-        weight_map = json.loads(index.read_bytes())["weight_map"]
+        weight_map = json.loads(index.read_bytes(), object_pairs_hook=_no_key_twice)["weight_map"]
         names = {str(tensor): str(file) for tensor, file in weight_map.items()}
+    except _KeyTwice as error:
+        raise WeightsError("listed twice", path=str(index), tensor=str(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(
             f"not an index: a JSON object with weight_map is needed ({error!r})", path=str(index)
