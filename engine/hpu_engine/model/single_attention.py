@@ -15,7 +15,9 @@ from torch import Tensor
 from hpu_engine.model.kv_cache import LayerCache
 
 RUN_MULTIPLE = 8
-"""A run is rounded up to this many pages: a library that builds a kernel per shape then builds few."""
+"""A run is rounded up to this many pages where the library builds a kernel per shape: it then builds few. For float32
+it builds none, and a single row would read several times the pages it has.
+"""
 WASTE_LIMIT = 3
 """A run in place reads each of its pages once; a copy reads, writes and reads again each wanted page."""
 
@@ -34,7 +36,8 @@ class SingleRows:
         wanted = torch.arange(width) < num_pages[:, None]
         pages = tables[wanted]
         row_of, column_of = wanted.nonzero(as_tuple=True)
-        first, count = _run_in_place(pages, cache.num_pages)
+        multiple = 1 if cache.keys.dtype is torch.float32 else RUN_MULTIPLE
+        first, count = _run_in_place(pages, cache.num_pages, multiple)
         if count:
             self._run: slice | Tensor = slice(first, first + count)
             place = pages - first
@@ -92,12 +95,12 @@ class SingleRows:
         return pages[self._run] if isinstance(self._run, slice) else pages.index_select(0, self._run)
 
 
-def _run_in_place(pages: Tensor, num_pages: int) -> tuple[int, int]:
+def _run_in_place(pages: Tensor, num_pages: int, multiple: int) -> tuple[int, int]:
     """First page and number of pages of the run that covers `pages`; 0 pages where a copy is the better way."""
     if not pages.shape[0]:
         return 0, 1
     first, last = int(pages.min()), int(pages.max())
-    first -= first % RUN_MULTIPLE
-    count = min(-(-(last + 1 - first) // RUN_MULTIPLE) * RUN_MULTIPLE, num_pages - first)
+    first -= first % multiple
+    count = min(-(-(last + 1 - first) // multiple) * multiple, num_pages - first)
     is_shared = len(set(pages.tolist())) < pages.shape[0]
-    return (0, 0) if is_shared or count > WASTE_LIMIT * pages.shape[0] + RUN_MULTIPLE else (first, count)
+    return (0, 0) if is_shared or count > WASTE_LIMIT * pages.shape[0] + multiple else (first, count)

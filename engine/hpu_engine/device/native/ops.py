@@ -19,8 +19,8 @@ _PANEL = 16
 HEAD_MULTIPLE = 8
 """The compiled attention takes heads of a multiple of this many elements."""
 
-_FORK_BYTES = 1_000_000
-"""Weights from which a product of one row is worth a second thread; each further row adds as much work again."""
+_FORK_BYTES = 3_000_000
+"""Weights times rows from which a product is worth waking a second thread: some 200 microseconds of one row's work."""
 _FORK_KEYS = 2048
 
 _Pointer, _Count, _Flag, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
