@@ -23,30 +23,14 @@ import torch
 from hpu_engine.config import EngineConfig
 from hpu_engine.core.batch import Batch, build_batch
 from hpu_engine.core.messages import Submit
-from hpu_engine.core.request import Request
 from hpu_engine.core.sampler import Draw, sample
 from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Row, Step
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.model.step_ops import StepOps
 from hpu_engine.model.transformer import DenseMlp, Layer, Transformer
 from hpu_engine.rank import Rank, open_rank
+from tests.engine.rows import GREEDY, rows_of
 from tests.models.smollm2 import smollm2
-
-GREEDY = SamplingParams(temperature=0.0)
-
-
-def rows_of(count: int, context_len: int, new_len: int, block_size: int) -> Step:
-    """`count` rows, each with blocks of its own; lengths differ by a few tokens like those of real requests."""
-    rows, next_block = [], 1
-    for index in range(count):
-        context = max(0, context_len - index % 7)
-        request = Request(str(index), [1 + index % 50] * (context + new_len), GREEDY, seed=0)
-        needed = -(-(context + new_len) // block_size)
-        request.blocks = list(range(next_block, next_block + needed))
-        next_block += needed
-        rows.append(Row(request, context, new_len, emits=True))
-    return Step(tuple(rows))
 
 
 def cpu_milliseconds(run: Callable[[], object], repeats: int) -> tuple[float, float]:
