@@ -18,7 +18,8 @@ def test_a_terminal_shows_loading_and_warm_up_moving(shell: Path) -> None:
     ours, theirs = pty.openpty()
     script = {"load_seconds": 1.5, "bucket_seconds": 1.0}
     flags = {"model": str(shell), "host": "127.0.0.1", "port": free_port(), "control_port": free_port()}
-    command = [sys.executable, "-m", "tests.server.launch", json.dumps(script), json.dumps(flags)]
+    worker = ["tests.server.scripted_worker", "--script", json.dumps(script)]
+    command = [sys.executable, "-m", "tests.server.launch", json.dumps(worker), json.dumps(flags)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen(command, cwd=ROOT, stderr=theirs, stdin=subprocess.DEVNULL, env=environment)
     os.close(theirs)
