@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpu_engine.core import sampling_params
 from hpu_engine.server import jobs, prompts, protocol
 from hpu_engine.server.metrics import Metrics
 
@@ -50,12 +51,12 @@ def test_the_series_are_those_that_are_shown() -> None:
         ("Fields of both routes", "stop", protocol.MAX_STOP_CHARS),
         ("Fields of both routes", "stop_token_ids", protocol.MAX_STOP_TOKEN_IDS),
         ("Fields of both routes", "logit_bias", protocol.MAX_BIASED_TOKENS),
-        ("Fields of both routes", "prompt_logprobs", protocol.MOST_LOGPROBS),
+        ("Fields of both routes", "prompt_logprobs", sampling_params.MOST_LOGPROBS),
         ("Log-probabilities", "", jobs.MAX_SCORES),
-        ("Fields of both routes", "repetition_penalty", protocol.LEAST_REPETITION_PENALTY),
-        ("Fields of both routes", "repetition_penalty", int(protocol.MOST_REPETITION_PENALTY)),
+        ("Fields of both routes", "repetition_penalty", sampling_params.LEAST_REPETITION_PENALTY),
+        ("Fields of both routes", "repetition_penalty", int(sampling_params.MOST_REPETITION_PENALTY)),
         ("Fields of completions", "prompt", prompts.MAX_PROMPTS),
-        ("Fields of completions", "logprobs", protocol.MOST_LOGPROBS),
+        ("Fields of completions", "logprobs", sampling_params.MOST_LOGPROBS),
         ("Fields of chats", "messages", protocol.MAX_MESSAGES),
     ],
 )

@@ -8,30 +8,31 @@ from typing import Any
 
 from hpu_engine import worker
 from hpu_engine.server.jobs import sample_seed
+from hpu_engine.threads import apply_thread_policy
 
 SEED = 666
 BAD_SEED = sample_seed(SEED, 1)
 """The second sample's of a request with `SEED`."""
 
 
-def apply_policy_and_break_the_sampler() -> bool:
-    """torch may be imported only behind the policy, and the sampler imports it."""
-    in_time = apply_thread_policy()
-    from hpu_engine.core import loop
-
-    sample = loop.sample
+def break_the_sampler() -> None:
+    """To be called once torch may be imported."""
+    from hpu_engine.core import loop, sampler
 
     def sample_or_raise(logits: Any, draws: Sequence[Any]) -> Any:
         if any(draw.seed == BAD_SEED and len(draw.tokens) - draw.prompt_len == 2 for draw in draws):
             raise ZeroDivisionError("an own mistake")
-        return sample(logits, draws)
+        return sampler.sample(logits, draws)
 
-    loop.sample = sample_or_raise  # type: ignore[assignment]
+    setattr(loop, "sample", sample_or_raise)  # noqa: B010  # the loop's own name for it
+
+
+def apply_policy_and_break_the_sampler() -> bool:
+    in_time = apply_thread_policy()
+    break_the_sampler()
     return in_time
 
 
-apply_thread_policy = worker.apply_thread_policy
-worker.apply_thread_policy = apply_policy_and_break_the_sampler
-
 if __name__ == "__main__":
+    setattr(worker, "apply_thread_policy", apply_policy_and_break_the_sampler)  # noqa: B010  # see above
     sys.exit(worker.main())

@@ -18,7 +18,7 @@ from tests.server.test_conformance import GOOD
 
 @pytest.fixture(scope="module")
 def failing(tiny_llama: Path) -> Iterator[RunningServer]:
-    flags = {"dtype": "float32", "max_model_len": 512, "num_kv_blocks": 64}
+    flags: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "num_kv_blocks": 64}
     with RunningServer(tiny_llama, worker="tests.engine.failing_worker", **flags) as server:
         yield server.wait_until_ready()
 

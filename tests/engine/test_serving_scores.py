@@ -26,7 +26,7 @@ MODEL_LEN = 512
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path) -> Iterator[RunningServer]:
     """Chunks and blocks smaller than the prompts."""
-    flags = {"dtype": "float32", "max_model_len": MODEL_LEN, "num_kv_blocks": 256, "block_size": 16}
+    flags: dict[str, Any] = {"dtype": "float32", "max_model_len": MODEL_LEN, "num_kv_blocks": 256, "block_size": 16}
     with RunningServer(tiny_llama, max_num_batched_tokens=32, max_num_seqs=16, **flags) as server:
         yield server.wait_until_ready()
 
@@ -157,7 +157,7 @@ def test_samples_are_reproducible_where_a_pool_is_too_small_for_all_of_them(
 ) -> None:
     body = {"prompt": a_prompt(60, 8), "n": 8, "seed": 11, "max_tokens": 60, "ignore_eos": True, "logprobs": 0}
     expected = post(f"{server.url}/v1/completions", body)[1]["choices"]
-    flags = {"dtype": "float32", "max_model_len": 256, "num_kv_blocks": 20, "block_size": 16}
+    flags: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "num_kv_blocks": 20, "block_size": 16}
     with RunningServer(tiny_llama, **flags).wait_until_ready() as small:
         status, answer = post(f"{small.url}/v1/completions", body)
         assert status == 200
@@ -204,7 +204,7 @@ def test_a_client_that_leaves_frees_every_sample(server: RunningServer, stream: 
     for wanted in (1, 12):  # while the others still wait for the prompt's blocks, and while all run
         with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
             raw.sendall(head + data)
-            wait_until(lambda wanted=wanted: server.state().ranks[0].running >= wanted, "samples run", server)  # type: ignore[misc]
+            wait_until(lambda wanted=wanted: server.state().ranks[0].running >= wanted, "samples run", server)
         wait_until(lambda: server.state().ranks[0].kv_blocks_used == 0, "all blocks are free", server, seconds=10)
         rank = server.state().ranks[0]
         assert (rank.running, rank.waiting) == (0, 0)

@@ -193,7 +193,8 @@ def test_a_signal_during_the_start_ends_it_at_once(shell: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["port", "control_port"])
 def test_a_taken_port_is_named_with_its_flag(shell: Path, echo: RunningServer, flag: str) -> None:
-    with RunningServer(shell, {}, **{flag: echo.port}) as server:
+    taken: dict[str, Any] = {flag: echo.port}
+    with RunningServer(shell, {}, **taken) as server:
         assert server.exit_code() == ExitCode.USAGE
         told = server.termination()
         assert told.reason is FailureReason.PORT_TAKEN
