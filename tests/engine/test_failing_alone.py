@@ -11,6 +11,7 @@ from hpu_engine.core.batch import Batch
 from hpu_engine.core.kv_blocks import BlockPool
 from hpu_engine.core.loop import StepLoop
 from hpu_engine.core.messages import Submit
+from hpu_engine.core.padded_batch import PaddedBatch
 from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, sample
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Limits, Scheduler
@@ -28,7 +29,7 @@ class Runner:
     def __init__(self) -> None:
         self.poison_row: int | None = None
 
-    def hidden(self, batch: Batch) -> Tensor:
+    def hidden(self, batch: Batch | PaddedBatch) -> Tensor:
         return torch.zeros(batch.num_tokens, 1)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -108,11 +108,11 @@ def test_the_traces_hold_what_could_go_wrong() -> None:
     assert sum(one.prefix_hits for one in tight) > 0
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Every operation with the shapes of its tensors and its other arguments: what a graph is compiled from."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -197,7 +197,9 @@ def test_padding_rows_meet_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused is None
     assert rank.loop.step().num_tokens == 77
     assert set(loads) == {77 * moe.top_k}
-    assert set(rows) == {rank.loop.shapes.buckets.find(Kind.FLAT, 77).size[0]}
+    buckets = rank.loop.shapes.buckets
+    assert buckets is not None
+    assert set(rows) == {buckets.find(Kind.FLAT, 77).size[0]}
     assert rows[0] > 77, "nothing was padded, so nothing was tested"
 
 
@@ -243,7 +245,12 @@ def test_every_bucket_of_the_plan_is_run_once_largest_first_and_told() -> None:
 
 
 def test_the_buckets_are_those_that_the_plan_of_the_configuration_prints() -> None:
-    settings = {"max_model_len": 512, "max_num_seqs": 12, "max_num_batched_tokens": 96, "num_kv_blocks": BLOCKS}
+    settings: dict[str, Any] = {
+        "max_model_len": 512,
+        "max_num_seqs": 12,
+        "max_num_batched_tokens": 96,
+        "num_kv_blocks": BLOCKS,
+    }
     rank = opened("llama", force_buckets=True, **settings)
     flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     model = ["--model", str(tiny("llama")), "--weights", "float32", "--block-size", str(BLOCK)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hpu_engine.device.native.build import default_cache, load_library
 from hpu_engine.device.native.ops import NativeOps
 from hpu_engine.model.kv_cache import LayerCache
-from hpu_engine.model.step_ops import TORCH_OPS, HeadNorms, Turn
+from hpu_engine.model.step_ops import TORCH_OPS, HeadNorms, StepOps, Turn
 from tests.engine.test_attention import BLOCK, PAGES, check
 
 
@@ -81,7 +81,8 @@ def test_a_rotation_is_torchs_and_keys_and_values_reach_their_slots(
     slots = torch.tensor([3, 9, 4, 15, 0])
     caches = [LayerCache(torch.zeros(4, kv_heads, 4, dim), torch.zeros(4, kv_heads, 4, dim)) for _ in range(2)]
     queries = []
-    for own, cache in zip((ops, TORCH_OPS), caches, strict=True):
+    each: tuple[StepOps, StepOps] = (ops, TORCH_OPS)
+    for own, cache in zip(each, caches, strict=True):
         q, keys, values = own.rotate(qkv, heads, norms, turn)
         own.write(cache, cache.slot_rows(slots), keys, values)
         queries.append(q)

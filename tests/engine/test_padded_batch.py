@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from hpu_engine.core.batch import build_batch
 from hpu_engine.core.buckets import Fit, ShapeMap, StepShapes
 from hpu_engine.core.kv_blocks import SCRATCH_BLOCK
-from hpu_engine.core.padded_batch import PaddedBatch, build_padded_batch
+from hpu_engine.core.padded_batch import PaddedBatch, PaddedChunk, PaddedSingles, build_padded_batch
 from hpu_engine.core.request import Request
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Row, Step
@@ -110,7 +112,7 @@ def check_singles(batch: PaddedBatch, step: Step, shapes: StepShapes, limits: St
                 found = int(singles.places[number, column])
                 if column < len(tables):
                     assert singles.blocks[found] == tables[column]
-                    assert (singles.owners[found], singles.columns[found]) == (number, column)
+                    assert (int(singles.owners[found]), int(singles.columns[found])) == (number, column)
                     used.add(found)
                 else:
                     assert found == 0, "a row reads what is not its own"
@@ -142,12 +144,16 @@ def test_the_shape_of_every_tensor_follows_from_the_buckets_alone(case: tuple[St
     assert tensors(real) == tensors(dummy)
     assert not dummy.is_real.any()
     assert all(slot // limits.block_size == SCRATCH_BLOCK for slot in dummy.slots.tolist())
-    for part in (*dummy.chunks, *dummy.singles):
+    for part in parts(dummy):
         assert (part.blocks == SCRATCH_BLOCK).all()
         assert (part.rows == limits.flat_tokens).all()
 
 
+def parts(batch: PaddedBatch) -> list[PaddedChunk | PaddedSingles]:
+    return [*batch.chunks, *batch.singles]
+
+
 def tensors(batch: PaddedBatch) -> list[tuple[torch.dtype, torch.Size]]:
-    parts = [getattr(part, name) for part in (*batch.chunks, *batch.singles) for name in part.__slots__]
+    of_parts = [getattr(part, field.name) for part in parts(batch) for field in dataclasses.fields(part)]
     flat = [batch.token_ids, batch.positions, batch.slots, batch.is_real, batch.output_rows, *batch.score_pieces]
-    return [(tensor.dtype, tensor.shape) for tensor in (*flat, *parts)]
+    return [(tensor.dtype, tensor.shape) for tensor in (*flat, *of_parts)]

@@ -37,7 +37,7 @@ def asked(seed: int) -> dict[str, Any]:
     }
 
 
-def served(model: Path, requests: list[dict[str, Any]], **flags: Any) -> tuple[list[list[str]], float, int, str]:
+def served(model: Path, requests: list[dict[str, Any]], **flags: Any) -> tuple[list[list[str]], float, int, int]:
     """Texts of each request's choices, the counter in /metrics and in /state, and how many shapes were warmed."""
     with RunningServer(model, **FLAGS, **flags) as server:
         server.wait_until_ready()

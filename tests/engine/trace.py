@@ -158,7 +158,7 @@ def random_trace(seed: int, vocab: int, block_size: int, count: int = 6) -> list
     """
     chance = random.Random(seed)
     stem = [chance.randrange(vocab) for _ in range(3 * block_size)]
-    asked = []
+    asked: list[Asked] = []
     for number in range(count):
         around = block_size * chance.randint(0, 3) + chance.randint(-2, 2)
         length = max(1, around if chance.random() < 0.6 else chance.randint(1, 4 * block_size))
@@ -181,6 +181,6 @@ def random_trace(seed: int, vocab: int, block_size: int, count: int = 6) -> list
         if sibling is not None:
             prompt, arrives = list(sibling.prompt), sibling.arrives_at_step
             aborted = aborted and arrives + 1 + aborted % 12
-        shares = sibling and sibling.name
+        shares = sibling.name if sibling else None
         asked.append(Asked(f"r{number}", tuple(prompt), params, arrives, aborted, shares))
     return asked
