@@ -87,7 +87,8 @@ class ControlPlane:
         """Create a namespace and wait for the service account that pods in it need."""
         self.api.request("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
         path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-        wait_for(f"the default service account of {name}", lambda: self.api.exists(path), timeout_seconds=30)
+        # After an absence of the API server the controllers look for it again at growing intervals.
+        wait_for(f"the default service account of {name}", lambda: self.api.exists(path), timeout_seconds=120)
 
     def delete_namespace(self, name: str) -> None:
         """Start the deletion; the controllers finish it. Missing is fine."""

@@ -40,7 +40,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def popen(*arguments: str) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "tests.cluster", *arguments]
+    # A shell's background job, which the tests may be, ignores SIGINT and hands that down.
+    argv = ["env", "--default-signal=INT", sys.executable, "-m", "tests.cluster", *arguments]
     return subprocess.Popen(argv, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 

@@ -113,7 +113,10 @@ def listening(of: list[processes.Process]) -> set[str]:
     addresses = {fields[9]: fields[1].partition(":")[0] for fields in lines if fields[3] == "0A"}
     found = set()
     for process in of:
-        for handle in Path(f"/proc/{process.pid}/fd").iterdir():
+        handles: list[Path] = []
+        with contextlib.suppress(OSError):  # a process may end while it is looked at, and so may a handle
+            handles = list(Path(f"/proc/{process.pid}/fd").iterdir())
+        for handle in handles:
             with contextlib.suppress(OSError):
                 socket = str(handle.readlink()).removeprefix("socket:[").removesuffix("]")
                 found |= {addresses[socket]} if socket in addresses else set()

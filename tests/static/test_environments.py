@@ -27,7 +27,8 @@ PROGRAMS = {"operator": ("hpu-operator", "crd"), "engine": ("hpu-engine", "serve
 
 def interpreter(version: str) -> str | None:
     """An interpreter of this minor version: on PATH and able to start, or one that pyenv keeps beside it."""
-    kept = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"), reverse=True)
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    kept = sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"), reverse=True)
     for candidate in [shutil.which(f"python{version}"), *map(str, kept)]:
         if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
             return candidate
