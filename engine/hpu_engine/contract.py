@@ -145,7 +145,9 @@ class RankState(_Wire):
 
 
 class ModelIdentity(_Wire):
-    """What is being served. `max_model_len` in tokens; `parameters` counted from the description."""
+    """What is being served. `max_model_len` in tokens, once loaded no more than the KV cache holds; `parameters`
+    counted from the description.
+    """
 
     served_name: str
     path: str

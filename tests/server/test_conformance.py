@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from hpu_engine.server.errors import ApiError
-from hpu_engine.server.protocol import read_chat, read_completion
+from hpu_engine.server.protocol import MAX_COMMAS, ChatCompletionRequest, read_chat, read_completion
 from tests.server.running import RunningServer, get, post
 
 GOOD = {"model": "tiny", "prompt": "abc", "max_tokens": 2}
@@ -169,6 +170,9 @@ REFUSED_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 3}, "min_tokens"),
     ({"logit_bias": {"330": 1}}, "logit_bias"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"audio": {"voice": "x"}}, "audio"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),
     ({"max_completion_tokens": 513}, "max_tokens"),
     ({"continue_final_message": True}, "continue_final_message"),
@@ -316,6 +320,30 @@ def test_numbers_that_are_none_name_their_field(echo: RunningServer, literal: st
     body = f'{{"prompt": "a", "temperature": {literal}}}'.encode()
     status, answer = post(f"{echo.url}/v1/completions", body)
     assert (status, answer["error"]["param"]) == (400, "temperature")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "text", ['{"x":[%s1]}', '{"messages":[%s{}]}', '{"prompt":[%s[1]]}', '{"logit_bias":{%s"1":1}}']
+)
+def test_a_body_of_countless_tiny_elements_is_refused_unread(echo: RunningServer, path: str, text: str) -> None:
+    """Reading them would hold up everybody, probes included: they are counted before anything is made of them."""
+    body = (text % ("{}," * MAX_COMMAS + "2,")).encode()
+    status, answer = post(f"{echo.url}{path}", body)
+    assert status == 400
+    assert answer["error"]["param"] == "body"
+    assert str(MAX_COMMAS) in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"messages": [{}] * 9}, {"stop": [1] * 9}, {"stop_token_ids": [-1] * 9}],
+    ids=lambda field: next(iter(field)),
+)
+def test_reading_ends_at_the_first_fault_of_a_list(field: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ChatCompletionRequest.model_validate({**CHAT, **field})
+    assert {problem["loc"][1:2] for problem in caught.value.errors()} <= {(0,), ()}
 
 
 def test_a_huge_body_is_refused_and_the_next_request_answers(echo: RunningServer) -> None:

@@ -72,6 +72,11 @@ class Loaded(_Message, frozen=True, kw_only=True):
     dtype: str
     parameters: int
 
+    @property
+    def most_tokens(self) -> int:
+        """Of one request, prompt and output together: what the model allows and the pool holds."""
+        return min(self.max_model_len, self.num_kv_blocks * self.block_size)
+
 
 class Ready(_Message, frozen=True, kw_only=True):
     """Every bucket ran and one real token was produced."""

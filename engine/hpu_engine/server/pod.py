@@ -80,7 +80,7 @@ class Pod:
             update={
                 "architecture": limits.architecture,
                 "dtype": limits.dtype,
-                "max_model_len": limits.max_model_len,
+                "max_model_len": limits.most_tokens,
                 "parameters": limits.parameters,
             }
         )

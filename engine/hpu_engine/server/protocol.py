@@ -10,7 +10,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic_core
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from hpu_engine.core.sampling_params import LEAST_REPETITION_PENALTY, MOST_LOGPROBS, MOST_REPETITION_PENALTY
 from hpu_engine.server.errors import ApiError, bad_request
@@ -24,6 +33,8 @@ MAX_SEQUENCES = 256
 """Prompts times samples of one request."""
 MAX_BIASED_TOKENS = 1024
 MAX_MESSAGES = 4096
+MAX_COMMAS = 1 << 18
+"""Of a body, which bounds its elements: reading millions of tiny ones would keep all others waiting, probes too."""
 INT64 = 2**63
 
 
@@ -72,6 +83,9 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,),
     "prompt_embeds": (),
+    "chat_template": (),
+    "modalities": (["text"],),
+    "audio": (),
 }
 """Fields that change an answer and are not done here, each with the values that ask for nothing (null always does)."""
 _NEUTRAL_IN_CHATS = {**_NEUTRAL, "echo": (False,), "best_of": (1,)}
@@ -102,8 +116,10 @@ class _Generation(BaseModel):
     logit_bias: Annotated[dict[int, float], BeforeValidator(_bias)] = {}
     min_tokens: Annotated[Int, Field(ge=0, lt=INT64)] = 0
     prompt_logprobs: Annotated[Int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[Annotated[Int, Field(ge=0)], ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)
+    stop: Annotated[tuple[str, ...], FailFast()] = ()
+    stop_token_ids: Annotated[tuple[Annotated[Int, Field(ge=0)], ...], FailFast()] = Field(
+        default=(), max_length=MAX_STOP_TOKEN_IDS
+    )
     ignore_eos: bool = False
     cache_salt: str = Field("", max_length=256)
     skip_special_tokens: bool = True
@@ -202,7 +218,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     role: str
-    content: tuple[TextPart, ...]
+    content: Annotated[tuple[TextPart, ...], FailFast()]
 
     @field_validator("content", mode="before")
     @classmethod
@@ -221,7 +237,7 @@ class ChatMessage(BaseModel):
 class ChatCompletionRequest(_Generation):
     """`POST /v1/chat/completions`. `max_completion_tokens` is the current name of `max_tokens` and wins."""
 
-    messages: tuple[ChatMessage, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
+    messages: Annotated[tuple[ChatMessage, ...], FailFast()] = Field(min_length=1, max_length=MAX_MESSAGES)
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=MOST_LOGPROBS)] = 0
     max_completion_tokens: Annotated[Int, Field(ge=1, lt=INT64)] | None = None
@@ -253,6 +269,8 @@ class ChatCompletionRequest(_Generation):
 
 def parse_object(data: bytes) -> dict[str, Any]:
     """The JSON object in a body. NaN and infinities pass, so that the field that holds one is named later."""
+    if data.count(b",") > MAX_COMMAS:
+        raise bad_request("body", f"the body has too many elements: more than {MAX_COMMAS} commas")
     try:
         body = pydantic_core.from_json(data, allow_inf_nan=True)
     except ValueError as error:

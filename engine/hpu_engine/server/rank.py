@@ -43,6 +43,7 @@ class Rank:
         self.messages_seen = 0
         self.became_ready = asyncio.Event()
         self.progress_at = time.monotonic()
+        self.progress: Progress | None = None
         self.bucket: str | None = None
         self._connection: ServerConnection | None = None
         self._open: dict[str, Generation] = {}
@@ -137,6 +138,7 @@ class Rank:
 
     def _take_progress(self, progress: Progress) -> None:
         self._move(progress.phase)
+        self.progress = progress
         if progress.phase is Phase.WARMING_UP:
             self._warm_up = WarmUp(done=progress.done, total=progress.total, current=progress.current)
             self.bucket = progress.current

@@ -27,7 +27,7 @@ from hpu_engine.server.metrics import Metrics
 from hpu_engine.server.pod import Pod
 from hpu_engine.server.rank import Rank
 from hpu_engine.server.supervisor import WORKER_COMMAND, Worker
-from hpu_engine.server.terminal import configure_logging, show_progress
+from hpu_engine.server.terminal import configure_logging, log_progress, show_progress
 from hpu_engine.server.termination import Failed, in_words, write_termination_log
 from hpu_engine.settings import ServeSettings, flag_of, unknown_variables
 
@@ -98,6 +98,7 @@ class _Server:
         running = asyncio.create_task(self._run_worker())
         loading = asyncio.create_task(self._load_model())
         bars = asyncio.create_task(show_progress(self.pod))
+        lines = asyncio.create_task(log_progress(self.pod))
         announcing = asyncio.create_task(self._announce(api, loading))
         try:
             await _first_of(self.shutdown.requested.wait(), self.pod.has_failed.wait())
@@ -106,7 +107,7 @@ class _Server:
             if self.pod.failure is not None:
                 await self._show_failure(self.pod.failure)
         finally:
-            for task in (loading, bars, announcing):
+            for task in (loading, bars, lines, announcing):
                 task.cancel()
             await self._end_worker(running)
         if self.pod.failure is not None:
@@ -169,7 +170,7 @@ class _Server:
             api=api,
             seconds=round(self.pod.state().uptime_seconds, 1),
             dtype=limits.dtype,
-            max_model_len=limits.max_model_len,
+            max_model_len=limits.most_tokens,
             kv_blocks=limits.num_kv_blocks,
         )
 

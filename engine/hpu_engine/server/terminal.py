@@ -1,20 +1,29 @@
-"""What a person at the terminal sees: events as lines, and bars while the model loads and warms up. All on stderr."""
+"""What a person at the terminal sees: events as lines, and bars while the model loads and warms up. All on stderr.
+
+How far a start has come is in the lines, too: a log has no bars, and a terminal keeps none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import structlog
 
 from hpu_engine.contract import Phase, RankState
+from hpu_engine.core.messages import Progress as Reported
 from hpu_engine.server.pod import Pod
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+log = structlog.get_logger()
+
 REFRESH_SECONDS = 0.2
+LINE_SECONDS = 3.0
+"""Within a phase a rank has a line at most this often: enough to see that it moves, few enough to keep."""
 _LABELS = {
     Phase.STARTING: "Starting",
     Phase.FETCHING: "Fetching the model",
@@ -42,6 +51,38 @@ def configure_logging() -> None:
     )
 
 
+async def log_progress(pod: Pod) -> None:
+    """A line for a rank that moved within its phase, every `LINE_SECONDS` at most, until the pod's start is over."""
+    said: dict[int, str | None] = {}
+    said_at = dict.fromkeys((rank.number for rank in pod.ranks), time.monotonic())
+    while _is_starting(pod):
+        now = time.monotonic()
+        for rank in pod.ranks:
+            # What was reported last is old once the rank is in another phase: that has a line of its own.
+            progress = rank.progress
+            line = _line(progress) if progress is not None and progress.phase is rank.phase else None
+            if line is not None and line != said.get(rank.number) and now - said_at[rank.number] >= LINE_SECONDS:
+                log.info(line, rank=rank.number)
+                said[rank.number], said_at[rank.number] = line, now
+        await asyncio.sleep(REFRESH_SECONDS)
+
+
+def _is_starting(pod: Pod) -> bool:
+    return pod.phase not in (Phase.READY, Phase.DRAINING, Phase.FAILED)
+
+
+def _line(progress: Reported) -> str | None:
+    """`WarmingUp 3/7 tokens=64`, `Loading 512/2048 MB`, `Starting compiling kernels`; None where nothing is counted."""
+    words = [str(progress.phase)]
+    if progress.total and progress.phase is Phase.WARMING_UP:
+        words.append(f"{progress.done}/{progress.total}")
+    elif progress.total:
+        words.append(f"{progress.done / 1e6:.0f}/{progress.total / 1e6:.0f} MB")
+    if progress.current is not None:
+        words.append(progress.current)
+    return " ".join(words) if len(words) > 1 else None
+
+
 async def show_progress(pod: Pod) -> None:
     """Bars until the pod is ready, drains or fails; nothing where nobody looks (the events are lines anyway)."""
     if not sys.stderr.isatty():
@@ -53,7 +94,7 @@ async def show_progress(pod: Pod) -> None:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[count]}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
         tasks: dict[int, tuple[TaskID, Phase]] = {}
-        while pod.phase not in (Phase.READY, Phase.DRAINING, Phase.FAILED):
+        while _is_starting(pod):
             for rank in pod.state().ranks:
                 _draw(bars, tasks, rank)
             await asyncio.sleep(REFRESH_SECONDS)
