@@ -9,7 +9,7 @@ for completion in llm.generate(["The capital of France is"], SamplingParams(max_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,22 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from hpu_engine.config import EngineConfig
 from hpu_engine.contract import Phase
 from hpu_engine.core import messages
 from hpu_engine.core.detokenizer import Detokenizer, Piece
 from hpu_engine.core.sampling_params import SamplingParams, check_sampling_params
+from hpu_engine.llm_arguments import (
+    Conversation,
+    Prompt,
+    conversations_of,
+    engine_config,
+    params_of,
+    prompts_of,
+    stops_of,
+)
 from hpu_engine.planning.model import read_model_description
 from hpu_engine.server.tokenizer import load_tokenizer
 from hpu_engine.threads import apply_thread_policy
-
-Prompt = str | Sequence[int]
-Conversation = Sequence[Mapping[str, Any]]
 
 
 class RequestFailed(Exception):
@@ -58,16 +63,17 @@ class Completion:
 class LLM:
     """Loads and warms up the model in `model`; `settings` are the other fields of `EngineConfig`.
 
-    Raises `hpu_engine.rank.StartUpError` for a model that cannot be loaded.
+    Raises TypeError for a setting that is unknown or of a wrong type, `hpu_engine.rank.StartUpError` for a model that
+    cannot be loaded.
     """
 
     def __init__(self, model: str | Path, *, progress_bar: bool = True, **settings: Any) -> None:
+        config = engine_config(model, settings)
         apply_thread_policy()
         # Only now: whatever imports torch must come after the policy.
         from hpu_engine.rank import open_rank
 
         self._progress_bar = progress_bar
-        config = msgspec.convert({"model": str(model), **settings}, EngineConfig)
         with _StartUpBar(progress_bar) as bar:
             self._rank = open_rank(config, bar.show)
             self._rank.warm_up(bar.show)
@@ -76,34 +82,32 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> list[Completion]:
-        """One completion per prompt (text or token ids), in their order. `stop` strings are not part of the text.
+        """One completion per prompt, in their order. `stop` strings are not part of the text.
 
-        Raises ValueError (a parameter out of range) and RequestFailed; nothing of the call is left running then.
+        A prompt is a text, or a list of token ids; one prompt alone need not be put into a list, and gives a list of
+        one completion. Raises TypeError (an argument of another form), ValueError (a parameter out of range) and
+        RequestFailed; nothing of the call is left running then.
         """
-        return self._complete([self._encode(prompt) for prompt in prompts], sampling_params, stop, continues=True)
+        encoded = [self._encode(prompt) for prompt in prompts_of(prompts)]
+        return self._complete(encoded, sampling_params, stop, continues=True)
 
     def _complete(
         self,
         encoded: Sequence[tuple[int, ...]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        stop: Sequence[str],
+        stop: str | Sequence[str],
         *,
         continues: bool,
     ) -> list[Completion]:
         """`continues`: the text stands behind the prompt's, and is no text of its own."""
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            each = [sampling_params or SamplingParams()] * len(encoded)
-        else:
-            each = list(sampling_params)
-        if len(each) != len(encoded):
-            raise ValueError(f"{len(encoded)} prompts, but {len(each)} sampling parameters")
+        each, stops = params_of(sampling_params, len(encoded)), stops_of(stop)
         runs = {
-            str(index): _Run(index, prompt, self._completed(params), self._detokenizer(stop, params, continues))
+            str(index): _Run(index, prompt, self._completed(params), self._detokenizer(stops, params, continues))
             for index, (prompt, params) in enumerate(zip(encoded, each, strict=True))
         }
         try:
@@ -114,16 +118,20 @@ class LLM:
 
     def chat(
         self,
-        conversations: Sequence[Conversation],
+        conversations: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> list[Completion]:
-        """`generate` on conversations, rendered with the checkpoint's chat template. Raises ValueError without one."""
+        """`generate` on conversations (lists of turns), rendered with the checkpoint's chat template.
+
+        One conversation alone need not be put into a list. Raises ValueError where the checkpoint has no template.
+        """
+        given = conversations_of(conversations)
         template = self._tokenizer.chat_template
         if template is None:
             raise ValueError("this checkpoint has no chat template; use generate with prompts of its own form")
-        rendered = [template.render([dict(turn) for turn in conversation]) for conversation in conversations]
+        rendered = [template.render(conversation) for conversation in given]
         prompts = [self._tokenizer.encode_now(text, add_special_tokens=False) for text in rendered]
         return self._complete(prompts, sampling_params, stop, continues=False)
 
@@ -238,7 +246,7 @@ class _StartUpBar:
         words = {Phase.LOADING: "loading", Phase.WARMING_UP: f"warming up {progress.current or ''}"}
         self._bar.update(
             self._task,
-            description=words.get(progress.phase, "starting"),
+            description=words.get(progress.phase, progress.current or "starting"),
             completed=progress.done,
             total=progress.total or None,
         )

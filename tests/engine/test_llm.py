@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 
 from hpu_engine import LLM, SamplingParams
@@ -48,6 +51,90 @@ def test_text_and_its_token_ids_are_the_same_prompt(llm: LLM) -> None:
     (from_text,) = llm.generate(["Water boils at"], GREEDY)
     (from_ids,) = llm.generate([from_text.prompt_token_ids], GREEDY)
     assert from_ids == from_text
+
+
+def test_one_prompt_alone_needs_no_list(llm: LLM) -> None:
+    (wrapped,) = llm.generate(["Hi there"], GREEDY)
+    assert llm.generate("Hi there", GREEDY) == [wrapped]
+    assert llm.generate(list(wrapped.prompt_token_ids), GREEDY) == [wrapped]
+    assert llm.generate(list(np.array(wrapped.prompt_token_ids)), GREEDY) == [wrapped]
+    assert llm.generate([], GREEDY) == []
+
+
+def test_one_conversation_alone_needs_no_list(llm: LLM) -> None:
+    turns = [{"role": "user", "content": "Hi"}]
+    (alone,) = llm.chat(turns, GREEDY)
+    assert llm.chat([turns, turns], GREEDY) == [alone, alone]
+
+
+def test_one_stop_string_is_not_its_letters(llm: LLM) -> None:
+    (free,) = llm.generate("The capital of France is", GREEDY)
+    word = free.text.split()[-1]
+    assert llm.generate("The capital of France is", GREEDY, stop=word)[0].stop_reason == word
+
+
+WORDS = {"temperature": 0.0}
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.mark.parametrize(
+    ("call", "named", "right"),
+    [
+        (lambda one: one.generate(5), "prompts is 5 (int)", 'generate("Hi")'),
+        (lambda one: one.generate({"prompt": "Hi"}), "prompts is {'prompt': 'Hi'} (dict)", 'generate("Hi")'),
+        (lambda one: one.generate([1, "Hi"]), "prompts[0] is 1 (int)", "generate([1, 2])"),
+        (lambda one: one.generate([1.5, 2.5]), "prompts[0] is 1.5 (float)", "generate([1, 2])"),
+        (lambda one: one.generate([True, False]), "prompts[0] is True (bool)", "generate([1, 2])"),
+        (lambda one: one.generate(["Hi", [1, "a"]]), "prompts[1] is [1, 'a'] (list)", "generate([1, 2])"),
+        (lambda one: one.generate([HI]), "prompts[0] is [{'role'", "generate([1, 2])"),
+        (lambda one: one.generate(b"Hi"), "prompts is b'Hi' (bytes)", 'generate("Hi")'),
+        (lambda one: one.generate(["Hi"], WORDS), "sampling_params is {'temperature': 0.0} (dict)", "SamplingParams("),
+        (lambda one: one.generate(["Hi"], [WORDS]), "sampling_params is [{'temperature'", "SamplingParams("),
+        (lambda one: one.generate("Hi", SamplingParams(seed="7")), "seed is '7' (str)", "int | None"),  # type: ignore[arg-type]
+        (lambda one: one.generate("Hi", stop=5), "stop is 5 (int)", 'stop="END"'),
+        (lambda one: one.generate("Hi", stop=["a", 5]), "stop is ['a', 5] (list)", 'stop="END"'),
+        (lambda one: one.chat("Hi"), "conversations is 'Hi' (str)", 'chat([{"role": "user", "content": "Hi"}])'),
+        (lambda one: one.chat(["Hi"]), "conversations[0] is 'Hi' (str)", 'chat([{"role"'),
+        (lambda one: one.chat(HI[0]), "conversations is {'role'", 'chat([{"role"'),
+        (lambda one: one.chat([*HI, HI]), "conversations[1] is [{'role'", 'chat([{"role"'),
+        (lambda one: one.chat([HI, HI[0]]), "conversations[1] is {'role'", 'chat([{"role"'),
+        (lambda one: one.chat([[{"content": "Hi"}]]), "conversations[0][0] is {'content'", 'chat([{"role"'),
+    ],
+)
+def test_an_argument_of_another_form_is_told_the_right_one(
+    llm: LLM, call: Callable[[Any], object], named: str, right: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        call(llm)
+    assert str(caught.value).startswith(named)
+    assert right in str(caught.value).removeprefix(named)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"exakt": True}, "exakt is no setting of LLM; did you mean exact?"),
+        ({"kv_cache_memory": 1}, "kv_cache_memory is no setting of LLM; did you mean kv_cache_memory_bytes?"),
+        ({"foo": 1}, "foo is no setting of LLM; the settings are device, dtype, max_model_len, "),
+        ({"max_model_len": "100"}, "max_model_len is '100' (str); right is int | None"),
+        ({"exact": 1}, "exact is 1 (int); right is bool"),
+        ({"block_size": None}, "block_size is None (NoneType); right is int"),
+    ],
+)
+def test_a_setting_that_is_none_or_of_a_wrong_type_is_named(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        LLM("nowhere", progress_bar=False, **settings)
+    assert str(caught.value).startswith(told)
+
+
+def test_a_model_that_is_no_path_is_refused_as_such() -> None:
+    with pytest.raises(TypeError, match=r"model is None \(NoneType\); right is the path of a checkpoint"):
+        LLM(None, progress_bar=False)  # type: ignore[arg-type]
+
+
+def test_an_empty_stop_string_is_refused(small: LLM) -> None:
+    with pytest.raises(ValueError, match="at least one character"):
+        small.generate([[5]], GREEDY, stop=["a", ""])
 
 
 def test_a_stop_token_id_ends_the_request_and_is_no_text(small: LLM) -> None:
