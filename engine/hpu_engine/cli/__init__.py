@@ -42,6 +42,7 @@ main = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    rich_markup_mode=None,  # its tables cut the names of flags in a narrow terminal, and its markup eats brackets
 )
 
 

@@ -23,7 +23,7 @@ from hpu_engine.bench.report import table
 from hpu_engine.bench.workload import TokenIds, WorkloadName
 from hpu_engine.contract import ExitCode
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _ALL = "a,single,b"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpu_engine.planning.plan import Plan
     from hpu_engine.planning.trace import Lengths
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 TRACE_LIMIT_BYTES = 256 * 1024 * 1024
 

@@ -15,7 +15,7 @@ import typer
 from hpu_engine.contract import EXIT_CODES, FailureReason, TerminationMessage
 from hpu_engine.settings import ENV_PREFIX, ServeSettings, SettingsError, flag_of, load_settings
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 _METAVARS = {int: "INTEGER", float: "SECONDS", str: "TEXT", Path: "PATH"}
 

@@ -16,7 +16,7 @@ from hpu_engine.contract import ExitCode
 if TYPE_CHECKING:
     from hpu_engine.model.weights.name_table import StoredPart
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
 PIPED_WIDTH = 240
 """Columns where no terminal says how wide it is: a line of the table stays a line for grep."""

@@ -19,6 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its tables cut the names of flags in a narrow terminal, and its markup eats brackets
     help="Serve models on cards: the operator.",
 )
 
