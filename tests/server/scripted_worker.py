@@ -52,6 +52,7 @@ def scores_of(token: int, count: int) -> TokenLogprobs:
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`fatal_after_buckets` and `die_after_steps` choose the moment of a death; `die_saying` goes to stderr first."""
 
+    compile_seconds: float = 0.0
     load_seconds: float = 0.0
     bucket_seconds: float = 0.0
     step_seconds: float = 0.0
@@ -127,6 +128,9 @@ class ScriptedWorker:
         assert isinstance(configure, Configure)
         script = self.script
         self.block_size = configure.config.block_size
+        if script.compile_seconds:
+            self.connection.send(Progress(phase=Phase.STARTING, current="compiling kernels"))
+            time.sleep(script.compile_seconds)
         self.connection.send(Progress(phase=Phase.LOADING, done=0, total=1000))
         time.sleep(script.load_seconds)
         if script.fatal is not None:
