@@ -79,7 +79,7 @@ REPORTS: dict[str, tuple[str, ...]] = {
         "core/test_scheduler.py::test_a_request_aborted_during_its_step_gets_no_token",
     ),
     "sglang#28153 vllm#1623 #641 #4151 a temperature that is no number, or tiny": (
-        "server/test_conformance.py::test_numbers_that_are_none_name_their_field",
+        "server/test_bodies.py::test_numbers_that_are_none_name_their_field",
         "engine/test_llm.py::test_a_parameter_out_of_range_is_named",
         "engine/test_sampler.py::test_greedy_and_tiny_temperatures_take_the_best",
         "engine/test_sampler.py::test_any_legal_parameters_give_a_token",
