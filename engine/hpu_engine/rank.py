@@ -134,7 +134,7 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
     if config.exact:
         transformer = replace(transformer, exact=_exact_attention(transformer, device, config))
     caches = allocate_kv_cache(description, num_blocks, config.block_size, dtype)
-    runner = ModelRunner(transformer, caches)
+    runner = ModelRunner(transformer, caches, device)
     limits = Limits(
         max_batched_tokens=config.max_num_batched_tokens or device.default_max_batched_tokens,
         max_num_seqs=config.max_num_seqs,

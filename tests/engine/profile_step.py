@@ -95,7 +95,7 @@ class Parts:
 
 def print_parts(rank: Rank, batch: Batch, repeats: int) -> None:
     parts = Parts(rank.runner.transformer)
-    runner = ModelRunner(parts.transformer, rank.runner.caches)
+    runner = ModelRunner(parts.transformer, rank.runner.caches, rank.device)
     runner.execute(batch)
     parts.seconds.clear()
     started = time.thread_time()

@@ -155,7 +155,7 @@ class WatchedRunner(ModelRunner):
 def test_no_operation_runs_in_a_shape_that_was_not_warm(family: str, exact: bool) -> None:
     """Neither by the counter nor, operation by operation, in fact: whatever is sampled, scored, shared or preempted."""
     rank = opened(family, exact=exact, force_buckets=True)
-    runner = WatchedRunner(rank.runner.transformer, rank.runner.caches)
+    runner = WatchedRunner(rank.runner.transformer, rank.runner.caches, rank.device)
     watched = replace(rank, runner=runner)
     asked = random_trace(1, VOCAB_SIZE, BLOCK, count=8)
     tight = -(-max(len(one.prompt) + one.params.max_tokens for one in asked) // BLOCK)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpu_engine.device import linear_kernels
 from hpu_engine.device.base import Linear
+from hpu_engine.device.cpu import ROWS_OF_ONE_THREAD, CpuDevice
 from hpu_engine.device.half_weights import fits_half
 from hpu_engine.device.linear_kernels import KERNELS, LinearKernels, packed, plain
 
@@ -71,3 +72,17 @@ def test_bfloat16_weights_keep_their_type() -> None:
     x = torch.randn(3, 32).bfloat16()
     assert LinearKernels().build(weight, None)(x).dtype == torch.bfloat16
     assert packed(torch.zeros(4, 4, dtype=torch.int64), None) is None
+
+
+def test_few_tokens_are_computed_by_one_thread_and_the_others_are_back_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_to: list[int] = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    for rows in (1, ROWS_OF_ONE_THREAD, ROWS_OF_ONE_THREAD + 1):
+        with CpuDevice().working_on(rows):
+            pass
+        with CpuDevice(exact=True).working_on(rows):
+            pass
+    assert set_to == [1, 2, 1, 2]

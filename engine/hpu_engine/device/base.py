@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,6 +77,10 @@ class Device(ABC):
     @abstractmethod
     def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:
         """What to run before serving, largest first."""
+
+    def working_on(self, rows: int) -> AbstractContextManager[None]:
+        """Around everything that is computed for `rows` tokens at a time: a device may set itself up for so many."""
+        return nullcontext()
 
     @abstractmethod
     def available_memory_bytes(self) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpu_engine.core.batch import Batch
 from hpu_engine.core.padded_batch import PaddedBatch
+from hpu_engine.device.base import Device
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.transformer import Transformer
 
@@ -19,6 +20,7 @@ from hpu_engine.model.transformer import Transformer
 class ModelRunner:
     transformer: Transformer
     caches: Sequence[LayerCache]
+    device: Device
 
     @property
     def vocab(self) -> int:
@@ -30,14 +32,16 @@ class ModelRunner:
 
     def hidden(self, batch: Batch | PaddedBatch) -> Tensor:
         """Runs the batch: [tokens, hidden]; of a padded batch [rows of its buffer, hidden], whatever its tokens."""
-        hidden = self.transformer.hidden(batch, self.caches)
+        with self.device.working_on(batch.num_tokens):
+            hidden = self.transformer.hidden(batch, self.caches)
         if isinstance(batch, PaddedBatch):
             return F.pad(hidden, (0, 0, 0, batch.buffer_rows - batch.num_tokens))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] of `hidden` to [rows, vocab] float32."""
-        return self.transformer.logits(hidden)
+        with self.device.working_on(hidden.shape[0]):
+            return self.transformer.logits(hidden)
 
     def execute(self, batch: Batch | PaddedBatch) -> Tensor:
         """Logits [emitting rows, vocab] float32."""
