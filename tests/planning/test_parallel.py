@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from hpu_engine.planning.cards import CARDS
 from hpu_engine.planning.parallel import Layout, layout_violations, require_valid
-from hpu_engine.planning.plan import PlanRequest
+from hpu_engine.planning.plan import PlanRequest, fits, make_plan
 from hpu_engine.planning.recommend import recommend, ways_out
+from hpu_engine.planning.report import verdict
 from hpu_engine.planning.violations import PlanError
 from tests.planning.facts import ERNIE_21B, ERNIE_300B, LLAMA_8B, LLAMA_405B, published
 
@@ -96,3 +97,12 @@ def test_where_nothing_fits_the_reason_names_what_would() -> None:
     ways = ways_out(replace(request, layout=Layout(8)))
     assert "fp8 weights" in ways
     assert "gaudi3" in ways
+
+
+def test_where_the_pool_is_too_small_a_larger_one_and_a_length_that_it_holds_are_named() -> None:
+    request = PlanRequest(published(LLAMA_8B), CARDS["gaudi2"], max_model_len=8192, kv_blocks=5)
+    assert not fits(request)
+    assert set(ways_out(request)) == {"kvBlocks 64", "maxModelLen 512"}
+    assert fits(replace(request, kv_blocks=64))
+    assert fits(replace(request, max_model_len=512))
+    assert "missing" not in verdict(make_plan(request)), "the card has room for more blocks"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from hpu_engine.planning.budget import BLOCKS
 from hpu_engine.planning.cards import CARDS
 from hpu_engine.planning.collectives import step_collective_seconds, step_traffic
 from hpu_engine.planning.parallel import CARDS_PER_SERVER, Layout, layout_violations, valid_tensor_sizes
@@ -115,9 +116,12 @@ def _reason(best: Candidate, others: list[Candidate], cards: int) -> str:
 
 def _ways_out(request: PlanRequest) -> Iterator[str]:
     model, layout = request.model, request.layout
+    enough = request.limits().blocks_per_row
+    if request.kv_blocks is not None and fits(replace(request, kv_blocks=enough)):
+        yield f"{BLOCKS} {enough}"
     shorter = request.limits().max_model_len // 2
     while shorter >= request.block_size:
-        if fits(replace(request, max_model_len=shorter, kv_blocks=None)):
+        if fits(replace(request, max_model_len=shorter)):
             yield f"maxModelLen {shorter}"
             break
         shorter //= 2

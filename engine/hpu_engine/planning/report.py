@@ -107,7 +107,8 @@ def verdict(plan: Plan) -> str:
             f"{gib(memory.visible_bytes)} for {memory.kv_tokens:,} KV tokens"
         )
     reasons = "; ".join(map(str, plan.violations))
-    return f"does not fit: {reasons}; {gib(memory.shortfall_bytes)} are missing on each card"
+    missing = f"; {gib(memory.shortfall_bytes)} are missing on each card" if memory.shortfall_bytes else ""
+    return f"does not fit: {reasons}{missing}"
 
 
 def plan_text(plan: Plan, *, ways_out: tuple[str, ...] = (), recommendation: Recommendation | None = None) -> str:
