@@ -63,7 +63,7 @@ async def renewed(audit: Audit) -> bool:
     return any(write.code < 300 for write in audit.writes(leases=True))
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 async def test_a_leader_killed_is_followed_by_the_standby_which_writes_nothing(
     control_plane: ControlPlane,
     admin: Admin,
@@ -97,6 +97,7 @@ async def test_a_leader_killed_is_followed_by_the_standby_which_writes_nothing(
         assert before.items() <= (await pods_of(admin, namespace)).items()
 
 
+@pytest.mark.timeout(480)
 async def test_a_deletion_that_no_watch_told_is_found(
     control_plane: ControlPlane, admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
 ) -> None:
@@ -110,18 +111,19 @@ async def test_a_deletion_that_no_watch_told_is_found(
     await delete_and_see_it_made_again(admin, namespace, SERVICE, "smol-ranks", seconds=60)
 
 
+@pytest.mark.timeout(480)
 async def test_two_operators_one_works_and_the_other_takes_over(
     control_plane: ControlPlane, admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
 ) -> None:
     first, first_task = await operator.start(identity="first")
     await admin.create(INFERENCE, namespace, inference())
-    await ready(admin, namespace)
+    await ready(admin, namespace, seconds=120)  # the controllers may still be backing off, as above
     await operator.start(identity="second")
     before = await pods_of(admin, namespace)
     first.stop()
     assert await asyncio.wait_for(first_task, 40) == 0
     await admin.create(INFERENCE, namespace, inference("later"))
-    await ready(admin, namespace, "later", seconds=40)
+    await ready(admin, namespace, "later", seconds=90)
     assert before.items() <= (await pods_of(admin, namespace)).items()
 
 
