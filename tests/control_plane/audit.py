@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+
+QUIET_SECONDS = 6.0
+"""What follows a status that a test has seen: the events that tell of it, and the writes that the kubelet causes."""
 
 _WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 
@@ -48,3 +53,18 @@ class Audit:
             times = (datetime.fromisoformat(event[key]) for key in ("requestReceivedTimestamp", "stageTimestamp"))
             found.append(Write(event["verb"], resource, about.get("name", ""), event["userAgent"], code, *times))
         return found
+
+
+async def audit_once_settled(path: Path, namespace: str, *, at_most: float = 60.0) -> Audit:
+    """An audit from a moment after which an operator has written nothing for `QUIET_SECONDS`.
+
+    Raises `AssertionError` with the last writes when it never was quiet within `at_most` seconds.
+    """
+    deadline = time.monotonic() + at_most
+    while True:
+        audit = Audit(path, namespace)
+        await asyncio.sleep(QUIET_SECONDS)
+        writes = audit.writes()
+        if not writes:
+            return audit
+        assert time.monotonic() < deadline, f"no {QUIET_SECONDS:g} s without a write within {at_most:g} s: {writes}"

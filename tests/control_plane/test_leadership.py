@@ -13,7 +13,7 @@ from hpu_operator.kube.kinds import INFERENCE, LEASE, SERVICE
 from hpu_operator.runtime.lease import DURATION_SECONDS
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
-from tests.control_plane.audit import Audit
+from tests.control_plane.audit import Audit, audit_once_settled
 from tests.control_plane.conftest import OperatorHandle, inference
 from tests.control_plane.looks import delete_and_see_it_made_again, eventually, pods_of, ready
 from tests.control_plane.nodes import TestNode
@@ -44,8 +44,7 @@ async def test_while_the_api_server_is_away_nobody_restarts_and_afterwards_nothi
         await admin.create(INFERENCE, namespace, inference(replicas=2))
         await ready(admin, namespace, seconds=90)
         before = await pods_of(admin, namespace)
-        await asyncio.sleep(8)  # until the sweep that follows kopf's first lists is over
-        audit = Audit(control_plane.audit_log, namespace)
+        audit = await audit_once_settled(control_plane.audit_log, namespace)
         control_plane.kill("apiserver")
         await asyncio.sleep(OUTAGE_SECONDS)
         await asyncio.to_thread(control_plane.restart, "apiserver")
@@ -82,7 +81,7 @@ async def test_a_leader_killed_is_followed_by_the_standby_which_writes_nothing(
         leads = await holder(admin, namespace)
         leader, standby = (first, "second") if leads == "first" else (second, "first")
         before = await pods_of(admin, namespace)
-        audit = Audit(control_plane.audit_log, namespace)
+        audit = await audit_once_settled(control_plane.audit_log, namespace)
         leader.send_signal(signal.SIGKILL)
 
         async def followed() -> bool:

@@ -16,7 +16,7 @@ import pytest
 from hpu_operator.kube.kinds import INFERENCE, POD, SERVICE, STATEFUL_SET
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import USER_AGENT, Admin
-from tests.control_plane.audit import Audit
+from tests.control_plane.audit import Audit, audit_once_settled
 from tests.control_plane.conftest import OperatorHandle, inference
 from tests.control_plane.looks import condition, eventually, pods_of, ready, reason
 from tests.control_plane.nodes import TestNode, waiting
@@ -33,8 +33,7 @@ async def test_a_steady_object_causes_no_write(
     await operator.start()
     await admin.create(INFERENCE, namespace, inference(replicas=2))
     await ready(admin, namespace)
-    await asyncio.sleep(8)  # until the sweep that follows kopf's first lists is over
-    audit = Audit(control_plane.audit_log, namespace)
+    audit = await audit_once_settled(control_plane.audit_log, namespace)
     await asyncio.sleep(STEADY_SECONDS)
     assert audit.writes() == []
     assert {write.resource for write in audit.writes(leases=True)} == {"leases"}, "the lease is renewed"
@@ -47,8 +46,7 @@ async def test_a_failing_object_causes_no_write_either(
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
     await reason(admin, namespace, "ImagePullFailed")
-    await asyncio.sleep(8)
-    audit = Audit(control_plane.audit_log, namespace)
+    audit = await audit_once_settled(control_plane.audit_log, namespace)
     await asyncio.sleep(STEADY_SECONDS)
     assert audit.writes() == []
 

@@ -136,6 +136,7 @@ def test_a_deleted_pod_comes_back_in_the_same_group(serving: Serving) -> None:
 
 
 def test_the_operator_killed_changes_nothing_and_writes_nothing(serving: Serving) -> None:
+    time.sleep(5)  # what tells of the last change, its events, is written by then
     before, resource_version = only(serving.pods()), serving.read()["metadata"]["resourceVersion"]
     operator = serving.kube.list("pods", namespace="hpu-system", selector="app.kubernetes.io/name=hpu-operator")[0]
     written = serving.fleet.audit_log.stat().st_size
