@@ -92,3 +92,22 @@ def test_no_rows_at_all_is_legal() -> None:
     attention = AttentionStep(SHAPE, build_batch(Step(()), BLOCK), cache, torch.float32, None)
     attention.write(cache, torch.zeros(0, KV_HEADS, DIM), torch.zeros(0, KV_HEADS, DIM))
     assert attention.attend(torch.zeros(0, KV_HEADS * GROUP, DIM), cache).shape == (0, KV_HEADS * GROUP * DIM)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_reads_no_page_of_another(exact: bool, dtype: torch.dtype) -> None:
+    """The first row's numbers are broken, and so are those of pages that nobody has now."""
+    long, short = (Request(name, [1] * 10, SamplingParams(), seed=0) for name in ("long", "short"))
+    long.blocks, short.blocks = [2, 3, 5], [4]
+    batch = build_batch(Step((Row(long, 9, 1, emits=True), Row(short, 2, 1, emits=True))), BLOCK)
+    generator = torch.Generator().manual_seed(0)
+    cache = LayerCache(*(torch.randn(PAGES, KV_HEADS, BLOCK, DIM, generator=generator).to(dtype) for _ in range(2)))
+    q = torch.randn(2, KV_HEADS * GROUP, DIM, generator=generator).to(dtype)
+    attention = AttentionStep(SHAPE, batch, cache, dtype, ExactAttention(4, 8) if exact else None)
+    whole = attention.attend(q, cache)
+    for pages in (cache.keys, cache.values):
+        pages[torch.arange(PAGES) != 4] = float("nan")
+    broken = attention.attend(q, cache)
+    assert broken[0].isnan().all()
+    assert torch.equal(broken[1], whole[1])

@@ -46,6 +46,7 @@ def test_every_index_is_what_it_says(case: tuple[Step, int]) -> None:
     assert batch.slots.tolist() == slots
     assert len(set(slots)) == len(slots)
     assert all(slot >= size for slot in slots), "a token is written to scratch"
+    assert batch.new_blocks.tolist() == [slot // size for slot in slots if slot % size == 0]
     assert batch.output_rows.tolist() == [last[row.request.request_id] for row in step.rows if row.emits]
     start = 0
     for chunk, row in zip(batch.chunks, ordered, strict=False):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
+from hpu_engine.config import EngineConfig
 from hpu_engine.core import loop as loop_module
 from hpu_engine.core.batch import Batch
 from hpu_engine.core.kv_blocks import BlockPool
@@ -15,6 +17,8 @@ from hpu_engine.core.padded_batch import PaddedBatch
 from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, sample
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Limits, Scheduler
+from tests.engine.direct import open_quietly, run_together
+from tests.models.tiny import tiny
 
 VOCAB, BLOCK = 11, 4
 BAD_SEED = 666
@@ -80,3 +84,18 @@ def test_an_exception_in_one_rows_sampling_ends_only_that_request(monkeypatch: p
     assert [one.request_id for one in result.rejected] == ["bad"]
     assert "ZeroDivisionError" in result.rejected[0].message
     assert finish(loop) == {"a": 2, "c": 2}
+
+
+@pytest.mark.parametrize("mode", [{}, {"exact": True}, {"force_buckets": True}, {"compile": True}], ids=str)
+def test_numbers_that_a_broken_request_left_in_its_pages_reach_nobody(mode: dict[str, bool]) -> None:
+    """Pages are handed on as they are; what is masked is still multiplied, and 0 times NaN is NaN."""
+    config = EngineConfig(model=str(tiny("llama")), block_size=BLOCK, num_kv_blocks=20)
+    rank = open_quietly(msgspec.structs.replace(config, **mode))
+    prompts = [[5, 6, 7], list(range(3, 3 + 2 * BLOCK)), [9], list(range(20, 20 + 3 * BLOCK - 1))]
+    params = SamplingParams(max_tokens=2 * BLOCK + 1, temperature=0.0)
+    expected = run_together(rank, prompts, params)
+    for cache in rank.runner.caches:
+        cache.keys[1:].fill_(float("nan"))
+        cache.values[1:].fill_(float("nan"))
+    rank.loop.scheduler.pool = BlockPool(20, BLOCK)
+    assert run_together(rank, prompts, params) == expected

@@ -64,6 +64,8 @@ def test_every_index_is_what_it_says(case: tuple[Step, StepShapes, StepLimits]) 
     assert batch.slots[:count].tolist() == plain.slots.tolist()
     assert all(slot // size == SCRATCH_BLOCK for slot in batch.slots[count:].tolist())
     assert batch.is_real.tolist() == [True] * count + [False] * (batch.num_tokens - count)
+    new_blocks = plain.new_blocks.tolist()
+    assert batch.new_blocks.tolist() == new_blocks + [SCRATCH_BLOCK] * (batch.new_blocks.shape[0] - len(new_blocks))
     outputs = plain.output_rows.tolist()
     assert batch.output_rows.tolist() == outputs + [spare] * (shapes.outputs.padded - len(outputs))
     scored = [place for piece in batch.score_pieces for place in piece.tolist() if place != spare]

@@ -32,14 +32,16 @@ class Chunk:
 class Batch:
     """Index tensors of one step, int64. `singles` counts the rows with one new token, the last tokens of the batch.
 
-    token_ids, positions, slots: [tokens]. single_blocks: [singles, width], padded with scratch. single_lens: [singles],
-    tokens visible to the row, its own included. output_rows: [emitting rows], in the order of the step.
-    score_rows: [scored prompt tokens], row by row in that order.
+    token_ids, positions, slots: [tokens]. new_blocks: [blocks], those whose first slot this step writes.
+    single_blocks: [singles, width], padded with scratch. single_lens: [singles], tokens visible to the row, its own
+    included. output_rows: [emitting rows], in the order of the step. score_rows: [scored prompt tokens], row by row in
+    that order.
     """
 
     token_ids: Tensor
     positions: Tensor
     slots: Tensor
+    new_blocks: Tensor
     chunks: tuple[Chunk, ...]
     single_blocks: Tensor
     single_lens: Tensor
@@ -62,13 +64,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A step laid out flat, as numbers. `output_rows` and `score_rows` are as in `Batch`."""
+    """A step laid out flat, as numbers. `new_blocks`, `output_rows` and `score_rows` are as in `Batch`."""
 
     chunks: list[Row]
     singles: list[Row]
     token_ids: list[int]
     positions: list[int]
     slots: list[int]
+    new_blocks: list[int]
     output_rows: list[int]
     score_rows: list[int]
 
@@ -79,6 +82,7 @@ def layout(step: Step, block_size: int) -> Layout:
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
+    new_blocks: list[int] = []
     first_token: dict[int, int] = {}
     for row in (*chunks, *singles):
         start, end = row.context_len, row.context_len + row.new_len
@@ -86,12 +90,14 @@ def layout(step: Step, block_size: int) -> Layout:
         token_ids.extend(row.request.tokens[start:end])
         positions.extend(range(start, end))
         slots.extend(_slots(row.request.blocks, start, end, block_size))
+        new_blocks.extend(row.request.blocks[-(-start // block_size) : -(-end // block_size)])
     return Layout(
         chunks=chunks,
         singles=singles,
         token_ids=token_ids,
         positions=positions,
         slots=slots,
+        new_blocks=new_blocks,
         output_rows=[first_token[id(row)] + row.new_len - 1 for row in step.rows if row.emits],
         score_rows=[
             first_token[id(row)] + row.score_from - row.context_len + number
@@ -114,6 +120,7 @@ def build_batch(step: Step, block_size: int) -> Batch:
         token_ids=_index(flat.token_ids),
         positions=_index(flat.positions),
         slots=_index(flat.slots),
+        new_blocks=_index(flat.new_blocks),
         chunks=tuple(chunks),
         single_blocks=_padded_tables(flat.singles, block_size),
         single_lens=_index([row.context_len + 1 for row in flat.singles]),

@@ -52,7 +52,8 @@ class PaddedSingles:
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """token_ids, positions, slots, is_real: [tokens]. output_rows [emitting rows], in the order of the step, and
+    """token_ids, positions, slots, is_real: [tokens]. new_blocks: as many as so many tokens can begin, padded
+    with scratch. output_rows [emitting rows], in the order of the step, and
     score_pieces, each [scored prompt tokens]: their padding takes the last row of the buffer.
     """
 
@@ -60,6 +61,7 @@ class PaddedBatch:
     positions: Tensor
     slots: Tensor
     is_real: Tensor
+    new_blocks: Tensor
     chunks: tuple[PaddedChunk, ...]
     singles: tuple[PaddedSingles, ...]
     output_rows: Tensor
@@ -99,12 +101,18 @@ def build_padded_batch(step: Step, shapes: StepShapes, limits: StepLimits) -> Pa
         positions=_index(flat.positions + [0] * missing),
         slots=_index(flat.slots + [scratch[number % size] for number in range(missing)]),
         is_real=torch.arange(shapes.flat.padded) < len(flat.token_ids),
+        new_blocks=_index(_filled(flat.new_blocks, _most_new_blocks(shapes.flat.padded, limits), SCRATCH_BLOCK)),
         chunks=tuple(chunks),
         singles=tuple(singles),
         output_rows=_index(_filled(flat.output_rows, shapes.outputs.padded, spare)),
         score_pieces=tuple(pieces),
         buffer_rows=spare + 1,
     )
+
+
+def _most_new_blocks(tokens: int, limits: StepLimits) -> int:
+    """A row of n tokens begins at most n, and at most one more than n fills."""
+    return min(tokens, tokens // limits.block_size + limits.max_num_seqs)
 
 
 def _paired(rows: Sequence[Row], fits: Sequence[Fit]) -> list[tuple[Row | None, Fit]]:

@@ -60,6 +60,7 @@ class AttentionStep:
         self._shape = shape
         self._ops = ops
         self._num_singles = batch.num_singles
+        self._new_blocks = batch.new_blocks
         self._slot_rows = cache.slot_rows(batch.slots)
         self._chunks: list[_FusedChunk | _SlicedChunk] = [
             _SlicedChunk(shape, chunk, cache, exact) if exact else _FusedChunk(shape, chunk, cache, dtype)
@@ -74,6 +75,8 @@ class AttentionStep:
 
     def write(self, cache: LayerCache, keys: Tensor, values: Tensor) -> None:
         """`keys`, `values` [tokens, kv_heads, head_dim] of the whole batch."""
+        if self._new_blocks.shape[0]:
+            cache.clear(self._new_blocks)
         self._ops.write(cache, self._slot_rows, keys, values)
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:

@@ -38,6 +38,13 @@ class LayerCache:
         pages, offsets = slots // size, slots % size
         return ((pages[:, None] * heads + torch.arange(heads)) * size + offsets[:, None]).flatten()
 
+    def clear(self, pages: Tensor) -> None:
+        """Zero whole `pages` [count] before their first token is written: what is masked is still multiplied by a
+        weight of 0, and a NaN of a page's last owner would come through that.
+        """
+        self.keys.index_fill_(0, pages, 0.0)
+        self.values.index_fill_(0, pages, 0.0)
+
     def write(self, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store new tokens: `keys`, `values` [tokens, kv_heads, head_dim]."""
         head_dim = self.keys.shape[-1]

@@ -31,6 +31,7 @@ class PaddedAttentionStep:
         dtype: torch.dtype,
         exact: ExactAttention | None,
     ) -> None:
+        self._new_blocks = batch.new_blocks
         self._slot_rows = cache.slot_rows(batch.slots)
         self._is_padding = ~batch.is_real[:, None, None]
         self._queries = torch.zeros(batch.buffer_rows, shape.heads, shape.head_dim, dtype=dtype)
@@ -44,6 +45,7 @@ class PaddedAttentionStep:
 
     def write(self, cache: LayerCache, keys: Tensor, values: Tensor) -> None:
         """`keys`, `values` [tokens, kv_heads, head_dim] of the whole batch; padding writes zeros to scratch."""
+        cache.clear(self._new_blocks)
         cache.write(self._slot_rows, *(new.masked_fill(self._is_padding, 0.0) for new in (keys, values)))
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:

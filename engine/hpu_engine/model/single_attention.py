@@ -49,6 +49,9 @@ class SingleRows:
         column = torch.zeros(count, dtype=torch.int64).index_copy_(0, place, column_of)
         page_at = torch.zeros(rows, width, dtype=torch.int64)
         page_at[wanted] = place
+        # A missing column of a short row reads the row's first page, never one that may hold another's NaN: its weight
+        # is exactly 0 there, its mix is left out.
+        page_at = torch.where(wanted, page_at, page_at[:, :1])
         self._count, self._rows, self._width, self._heads = count, rows, width, heads
         self._group, self._padded_group = group, padded_group
         self._owner = owner
@@ -60,7 +63,6 @@ class SingleRows:
         head_at_place = torch.zeros(padded_heads, dtype=torch.int64).index_copy_(0, place_of_head, head)
         self._to_rows = (page_at[:, None, :] * padded_heads + place_of_head[:, None]).flatten()
         self._to_pages = ((owner[:, None] * heads + head_at_place) * width + column[:, None]).flatten()
-        # A missing column of a short row reads some page; its weight is exactly 0 there, its mix is left out.
         visible = torch.arange(width * size) < lens[:, None]
         self._mask = torch.zeros(visible.shape).masked_fill_(~visible, float("-inf"))[:, None, :]
         self._missing = None if bool(wanted.all()) else ~wanted.t()[:, :, None]
