@@ -52,10 +52,14 @@ $(UV):
 	@echo "set-up: uv $(UV_VERSION)"
 	@$(PYTHON) -m venv $(HPU_CACHE)/uv && $(HPU_CACHE)/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-.venv/.synced: requirements/dev.txt pyproject.toml | $(UV)
-	@echo "set-up: Python environment from requirements/dev.txt (about 6 GB)"
+WITHOUT_CUDA := images/without_cuda.py
+
+.venv/.synced: requirements/dev.txt pyproject.toml $(WITHOUT_CUDA) | $(UV)
+	@echo "set-up: Python environment from requirements/dev.txt (about 2 GB)"
 	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
-	@VIRTUAL_ENV=.venv $(UV) pip sync --quiet requirements/dev.txt
+	@$(RUN) $(WITHOUT_CUDA) lock requirements/dev.txt >.venv/lock.txt
+	@VIRTUAL_ENV=.venv $(UV) pip sync --quiet .venv/lock.txt
+	@$(RUN) $(WITHOUT_CUDA) libraries $$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') >/dev/null
 	@VIRTUAL_ENV=.venv $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -93,7 +93,7 @@ def test_a_program_starts_on_a_stand_in_and_a_call_ends_it_with_a_sentence(progr
     assert (started.returncode, started.stderr) == (0, ""), "no word about versions from the loader"
     called = subprocess.run([program, "call"], capture_output=True, text=True, check=False)
     assert called.returncode == 127
-    assert called.stderr.startswith("libvendor.so.1 was called, but this image is made for CPUs")
+    assert called.stderr.startswith("libvendor.so.1 was called, but this environment is made for CPUs")
 
 
 def test_a_stand_in_has_every_symbol_and_no_other(tmp_path: Path) -> None:
@@ -104,6 +104,21 @@ def test_a_stand_in_has_every_symbol_and_no_other(tmp_path: Path) -> None:
     assert all(getattr(library, name) for name in names)
     with pytest.raises(AttributeError):
         getattr(library, "function_500")  # noqa: B009 - looked up for its error
+
+
+def test_stand_ins_are_known_again_and_nothing_else_is(tmp_path: Path) -> None:
+    made, other = tmp_path / "libmade.so.1", tmp_path / "libother.so.1"
+    made.write_bytes(elf.stand_in("libmade.so.1", {"MADE_1": {"symbol"}}, {"plain"}))
+    other.write_bytes(Path(sys.executable).resolve().read_bytes()[:4096])
+    assert (elf.is_stand_in(made), elf.is_stand_in(other)) == (True, False)
+
+
+def test_an_environment_is_given_its_stand_ins_anew(program: Path) -> None:
+    library = program.parent / "torch" / "lib"
+    library.mkdir(parents=True)
+    program.rename(library / "libneeds.so")
+    for _ in range(2):
+        assert [path.name for path in without_cuda.write_stand_ins(program.parent)] == ["libvendor.so.1"]
 
 
 def test_a_file_that_is_no_library_is_named(tmp_path: Path) -> None:
