@@ -25,6 +25,7 @@ from hpu_engine.device.base import Device, UnsupportedOnDevice
 from hpu_engine.device.cpu import CpuDevice
 from hpu_engine.device.native.build import NativeBuildFailed, default_cache, load_library
 from hpu_engine.device.native.ops import HEAD_MULTIPLE, NativeOps
+from hpu_engine.device.native.tile_ops import TileOps, has_tiles, takes_shapes
 from hpu_engine.model.attention import ExactAttention
 from hpu_engine.model.builder import build_transformer
 from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
@@ -119,8 +120,9 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
     device = _open_device(config, description, on_progress)
     dtype = _compute_dtype(config, description, device)
     max_model_len = _max_model_len(config, description)
-    num_blocks = _num_kv_blocks(config, description, dtype)
-    _check_memory(description, device, dtype, num_blocks, config)
+    operand_dtype = device.operand_dtype(dtype)
+    num_blocks = _num_kv_blocks(config, description, operand_dtype)
+    _check_memory(description, device, operand_dtype, num_blocks, config)
 
     def on_bytes(done: int, total: int) -> None:
         on_progress(Progress(phase=Phase.LOADING, done=done, total=total))
@@ -133,7 +135,7 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         raise StartUpError(error.reason, error.message, path=error.path, tensor=error.tensor) from error
     if config.exact:
         transformer = replace(transformer, exact=_exact_attention(transformer, device, config))
-    caches = allocate_kv_cache(description, num_blocks, config.block_size, dtype)
+    caches = allocate_kv_cache(description, num_blocks, config.block_size, operand_dtype)
     runner = ModelRunner(transformer, caches, device)
     limits = Limits(
         max_batched_tokens=config.max_num_batched_tokens or device.default_max_batched_tokens,
@@ -147,7 +149,7 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         block_size=config.block_size,
         max_batched_tokens=limits.max_batched_tokens,
         architecture=description.architecture.value,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(operand_dtype).removeprefix("torch."),
         parameters=parameter_count(description),
     )
     buckets = bucket_set(config, description, limits, num_blocks) if config.force_buckets else None
@@ -206,9 +208,14 @@ def _compiled_kernels(config: EngineConfig, description: ModelDescription, on_pr
         )
     on_progress(Progress(phase=Phase.STARTING, current="compiling kernels"))
     try:
-        return NativeOps(load_library(Path(config.compile_cache) if config.compile_cache else default_cache(), _warn))
+        library = load_library(Path(config.compile_cache) if config.compile_cache else default_cache(), _warn)
     except NativeBuildFailed as error:
         raise StartUpError(FailureReason.USAGE, str(error)) from error
+    # What is exact, and what is padded, has its attention from torch, in one type with the linears.
+    wants_tiles = _requested_dtype(config, description) == "bfloat16" and not (config.exact or config.force_buckets)
+    if wants_tiles and takes_shapes(description.head_dim, config.block_size) and has_tiles(library):
+        return TileOps(library)
+    return NativeOps(library)
 
 
 def _warn(message: str) -> None:
@@ -229,14 +236,17 @@ def _exact_attention(transformer: Transformer, device: Device, config: EngineCon
 
 
 def _compute_dtype(config: EngineConfig, description: ModelDescription, device: Device) -> torch.dtype:
-    """`auto` is the checkpoint's own type, and float32 for float16: bfloat16 would lose its digits."""
-    requested = config.dtype
-    if requested == "auto":
-        requested = "float32" if description.dtype == "float16" else description.dtype
     try:
-        return device.compute_dtype(requested)
+        return device.compute_dtype(_requested_dtype(config, description))
     except UnsupportedOnDevice as error:
         raise StartUpError(FailureReason.USAGE, str(error)) from error
+
+
+def _requested_dtype(config: EngineConfig, description: ModelDescription) -> str:
+    """`auto` is the checkpoint's own type, and float32 for float16: bfloat16 would lose its digits."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "float32" if description.dtype == "float16" else description.dtype
 
 
 def _max_model_len(config: EngineConfig, description: ModelDescription) -> int:

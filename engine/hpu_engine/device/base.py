@@ -58,9 +58,17 @@ class Device(ABC):
         Raises UnsupportedOnDevice.
         """
 
+    def operand_dtype(self, compute: torch.dtype) -> torch.dtype:
+        """The type that weights, keys and values are multiplied in where activations have the type `compute`; keys and
+        values are kept in it.
+        """
+        return compute
+
     @abstractmethod
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """The fastest kernel for `weight` [out, in], which it may keep, repack or drop."""
+    def linear(self, weight: Tensor, bias: Tensor | None, *, rounds: bool = True) -> Linear:
+        """The fastest kernel for `weight` [out, in], which it may keep, repack or drop. `rounds`: activations may be
+        rounded to the operands' type.
+        """
 
     @abstractmethod
     def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:

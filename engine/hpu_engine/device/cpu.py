@@ -36,7 +36,7 @@ class CpuDevice(Device):
     def __init__(self, *, exact: bool = False, static_shapes: bool = False, native: NativeOps | None = None) -> None:
         """`static_shapes`: nothing of a step may branch on its data, as on a device that compiles graphs.
 
-        `native`: kernels compiled for this processor, which compute in float32 and treat all row counts alike.
+        `native`: kernels compiled for this processor, with activations in float32, which treat all row counts alike.
         """
         self._native = self.step_ops = native
         self._exact = exact
@@ -65,9 +65,12 @@ class CpuDevice(Device):
                 return torch.bfloat16 if multiplies_bfloat16() and self._native is None else torch.float32
         raise UnsupportedOnDevice(f"dtype {requested} is not supported on the CPU; supported are bfloat16, float32")
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def operand_dtype(self, compute: torch.dtype) -> torch.dtype:
+        return compute if self._native is None else self._native.kv_dtype
+
+    def linear(self, weight: Tensor, bias: Tensor | None, *, rounds: bool = True) -> Linear:
         if self._native is not None:
-            return self._native.linear(weight, bias)
+            return self._native.linear(weight, bias, rounds=rounds)
         return self._exact_linear(weight, bias) if self._exact else self._kernels.build(weight, bias)
 
     def _exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:

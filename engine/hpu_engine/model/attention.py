@@ -18,7 +18,7 @@ from torch import Tensor
 from hpu_engine.core.batch import Batch, Chunk
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.single_attention import SingleRows
-from hpu_engine.model.step_ops import TORCH_OPS, Singles, StepOps
+from hpu_engine.model.step_ops import TORCH_OPS, ChunkAttention, Singles, StepOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,15 @@ class AttentionStep:
         self._num_singles = batch.num_singles
         self._new_blocks = batch.new_blocks
         self._slot_rows = cache.slot_rows(batch.slots)
-        self._chunks: list[_FusedChunk | _SlicedChunk] = [
-            _SlicedChunk(shape, chunk, cache, exact) if exact else _FusedChunk(shape, chunk, cache, dtype)
-            for chunk in batch.chunks
-        ]
+        self._chunks: list[tuple[slice, ChunkAttention]] = []
+        for chunk in batch.chunks:
+            attention: ChunkAttention = (
+                _SlicedChunk(shape, chunk, cache, exact)
+                if exact
+                else ops.chunk(chunk.blocks, chunk.context_len, chunk.new_len, shape.scale)
+                or _FusedChunk(shape, chunk, cache, dtype)
+            )
+            self._chunks.append((slice(chunk.start, chunk.start + chunk.new_len), attention))
         tables, lens = batch.single_blocks, batch.single_lens
         self._singles: Singles = (
             SingleRows(tables, lens, cache, shape.group, exact.group_rows)
@@ -82,7 +87,7 @@ class AttentionStep:
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
         """`q` [tokens, heads, head_dim] to [tokens, heads * head_dim]."""
         s = self._shape
-        parts = [chunk.attend(q, cache) for chunk in self._chunks]
+        parts = [chunk.attend(q[tokens], cache) for tokens, chunk in self._chunks]
         if self._num_singles:
             rows = q[q.shape[0] - self._num_singles :].reshape(-1, s.kv_heads, s.group, s.head_dim)
             parts.append(self._singles.attend(rows * s.scale, cache).view(-1, s.heads * s.head_dim))
@@ -105,8 +110,7 @@ class _FusedChunk:
             pages.index_select(0, chunk.blocks).transpose(0, 1).reshape(s.kv_heads, 1, -1, s.head_dim)
             for pages in (cache.keys, cache.values)
         )
-        own = q[chunk.start : chunk.start + chunk.new_len]
-        queries = own.view(chunk.new_len, s.kv_heads, s.group, s.head_dim).permute(1, 2, 0, 3)
+        queries = q.view(chunk.new_len, s.kv_heads, s.group, s.head_dim).permute(1, 2, 0, 3)
         shared = (s.kv_heads, s.group, -1, s.head_dim)
         mixed = F.scaled_dot_product_attention(
             queries, keys.expand(shared), values.expand(shared), attn_mask=self._mask, scale=s.scale
@@ -134,8 +138,7 @@ class _SlicedChunk:
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
         chunk = self._chunk
-        own = q[chunk.start : chunk.start + chunk.new_len] * self._shape.scale
-        own = F.pad(own, (0, 0, 0, 0, 0, -chunk.new_len % self._tokens))
+        own = F.pad(q * self._shape.scale, (0, 0, 0, 0, 0, -chunk.new_len % self._tokens))
         parts = [
             self._slice(own[start : start + self._tokens], self._blocks[:pages], mask, cache)
             for start, pages, mask in self._slices

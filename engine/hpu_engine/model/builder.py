@@ -27,6 +27,9 @@ from hpu_engine.parallel.collectives import ALONE, Groups
 from hpu_engine.planning.model import ModelDescription
 
 _BIAS = "_bias"
+_ROUTER = ".router"
+"""Its scores are compared: what rounds them to other experts changes more than digits."""
+
 _SUMMED = ("output", "down")
 """Ends of the names of linears whose input is cut: their bias counts once, on the first rank."""
 
@@ -52,7 +55,7 @@ class _Parameters:
         weight, bias = self.tensors.pop(owner), self.tensors.pop(owner + _BIAS, None)
         if self.drops_summed_bias and owner.endswith(_SUMMED):
             bias = None
-        self.linears[owner] = self.device.linear(weight, bias)
+        self.linears[owner] = self.device.linear(weight, bias, rounds=not owner.endswith(_ROUTER))
         self.dtypes[owner] = weight.dtype
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from hpu_engine.device.expert_kernels import silu_mul
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.rotary import rotate
-from hpu_engine.model.single_attention import SingleRows
+from hpu_engine.model.single_attention import single_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,13 @@ class Singles(Protocol):
         """`q` [rows, kv_heads, group, head_dim], scaled; the same shape back."""
 
 
+class ChunkAttention(Protocol):
+    """Attention of one row with several new tokens, prepared for one step."""
+
+    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+        """`q` [new tokens, heads, head_dim] of the row to [new tokens, heads * head_dim]."""
+
+
 class StepOps(Protocol):
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """`x` + `delta` [rows, width] (`x` itself without one), and its root mean square norm times `weight`."""
@@ -58,6 +65,9 @@ class StepOps(Protocol):
 
     def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
         """`tables` [rows, width] padded with scratch, `lens` [rows]: visible tokens."""
+
+    def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> ChunkAttention | None:
+        """`blocks` hold the row's context and its new tokens. None: torch's fused kernel does it."""
 
 
 class TorchOps:
@@ -82,7 +92,10 @@ class TorchOps:
         cache.write(slot_rows, keys, values)
 
     def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
-        return SingleRows(tables, lens, cache, group, group)
+        return single_rows(tables, lens, cache, group)
+
+    def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> None:
+        return None
 
 
 TORCH_OPS = TorchOps()

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "softmax.h"
 
 namespace {
 
@@ -76,22 +77,6 @@ void mix(const float* weights, int64_t stride, const float* values, int64_t toke
   for (; start + STRIPE <= dim; start += STRIPE)
     mix_stripe<COUNT, STRIPE>(weights, stride, values + start, tokens, dim, out + start);
   for (; start < dim; start += 8) mix_stripe<COUNT, 8>(weights, stride, values + start, tokens, dim, out + start);
-}
-
-// Scores [length] to weights; up to a whole vector behind them is overwritten.
-void softmax(float* scores, int64_t length) {
-  float most = scores[0];
-  for (int64_t t = 1; t < length; ++t) most = std::max(most, scores[t]);
-  for (int64_t t = length; t % LANES; ++t) scores[t] = most - 1000.0f;
-  Floats totals = {};
-  for (int64_t t = 0; t < length; t += LANES) {
-    const Floats weight = exponential(load<Floats>(scores + t) - most);
-    store(scores + t, weight);
-    totals += weight;
-  }
-  float total = 0;
-  for (int lane = 0; lane < LANES; ++lane) total += totals[lane];
-  for (int64_t t = 0; t < length; ++t) scores[t] /= total;
 }
 
 template <int COUNT>

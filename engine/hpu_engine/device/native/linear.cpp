@@ -13,7 +13,7 @@ using namespace hpu;
 
 constexpr int PANEL = 16;
 constexpr int VECTORS = PANEL / LANES;
-constexpr int TALL = 6;                    // rows of a tile: 6 x 16 sums fill the registers of AVX2
+constexpr int TALL = VECTORS == 2 ? 6 : 12;  // rows of a tile: 6 x 16 sums fill the registers of AVX2
 constexpr int WIDE = 4;                    // panels of a tile of one row, so that sums do not wait for each other
 constexpr int64_t WIDEN_FROM = 12;         // rows from which a bfloat16 panel is widened once instead of per tile
 constexpr int64_t CHUNK_FLOATS = 64 * 1024;  // activations that stay in the second cache while panels pass by
@@ -49,6 +49,7 @@ void panel(const float* x, int64_t rows, const Weight* weight, const float* bias
            int64_t columns) {
   int64_t r = 0;
   for (; r + TALL <= rows; r += TALL) tile<TALL, 1>(x + r * depth, weight, bias, depth, y + r * n, n, columns);
+  for (; r + 6 <= rows; r += 6) tile<6, 1>(x + r * depth, weight, bias, depth, y + r * n, n, columns);
   x += r * depth;
   y += r * n;
   switch (rows - r) {

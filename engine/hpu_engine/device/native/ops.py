@@ -7,7 +7,7 @@ whatever stands beside it, so an exact device needs no padding for them.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -23,22 +23,22 @@ _FORK_BYTES = 3_000_000
 """Weights times rows from which a product is worth waking a second thread: some 200 microseconds of one row's work."""
 _FORK_KEYS = 2048
 
-_Pointer, _Count, _Flag, _Real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+POINTER, COUNT, FLAG, REAL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _ARGUMENTS: dict[str, Sequence[object]] = {
-    "hpu_pack_bfloat16": (_Pointer, _Count, _Count, _Pointer),
-    "hpu_pack_float32": (_Pointer, _Count, _Count, _Pointer),
-    "hpu_linear_bfloat16": (_Pointer, _Count, _Pointer, _Pointer, _Count, _Count, _Pointer, _Flag),
-    "hpu_linear_float32": (_Pointer, _Count, _Pointer, _Pointer, _Count, _Count, _Pointer, _Flag),
-    "hpu_add_norm": (_Pointer, _Pointer, _Pointer, _Real, _Count, _Count, _Pointer, _Pointer),
-    "hpu_silu_mul": (_Pointer, _Count, _Count, _Pointer),
+    "hpu_pack_bfloat16": (POINTER, COUNT, COUNT, POINTER),
+    "hpu_pack_float32": (POINTER, COUNT, COUNT, POINTER),
+    "hpu_linear_bfloat16": (POINTER, COUNT, POINTER, POINTER, COUNT, COUNT, POINTER, FLAG),
+    "hpu_linear_float32": (POINTER, COUNT, POINTER, POINTER, COUNT, COUNT, POINTER, FLAG),
+    "hpu_add_norm": (POINTER, POINTER, POINTER, REAL, COUNT, COUNT, POINTER, POINTER),
+    "hpu_silu_mul": (POINTER, COUNT, COUNT, POINTER),
     "hpu_rotate": (
-        *(_Pointer, _Count, _Count, _Count, _Count, _Pointer, _Pointer),
-        *(_Flag, _Pointer, _Pointer, _Real, _Pointer, _Pointer),
+        *(POINTER, COUNT, COUNT, COUNT, COUNT, POINTER, POINTER),
+        *(FLAG, POINTER, POINTER, REAL, POINTER, POINTER),
     ),
-    "hpu_write": (_Pointer, _Pointer, *[_Count] * 5, _Pointer, _Pointer, _Pointer),
+    "hpu_write": (POINTER, POINTER, *[COUNT] * 5, POINTER, POINTER, POINTER),
     "hpu_attend_singles": (
-        *(_Pointer, _Pointer, _Pointer, _Pointer, _Pointer, _Count, _Count, _Count, _Count),
-        *(_Count, _Count, _Pointer, _Flag),
+        *(POINTER, POINTER, POINTER, POINTER, POINTER, COUNT, COUNT, COUNT, COUNT),
+        *(COUNT, COUNT, POINTER, FLAG),
     ),
 }
 
@@ -61,7 +61,7 @@ class _Turn(Protocol):
     def interleaved(self) -> bool: ...
 
 
-class _Pages(Protocol):
+class Pages(Protocol):
     """`keys`, `values` [pages, kv_heads, block_size, head_dim]."""
 
     @property
@@ -70,15 +70,26 @@ class _Pages(Protocol):
     def values(self) -> Tensor: ...
 
 
+class Attends(Protocol):
+    def attend(self, q: Tensor, cache: Pages) -> Tensor: ...
+
+
+def declare(library: ctypes.CDLL, arguments: Mapping[str, Sequence[object]]) -> None:
+    """Functions that return nothing, with the types of their arguments."""
+    for name, types in arguments.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+
+
 class NativeOps:
+    kv_dtype = torch.float32
+
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        for name, arguments in _ARGUMENTS.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
+        declare(library, _ARGUMENTS)
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """`weight` [out, in] float32, `bias` [out]."""
+    def linear(self, weight: Tensor, bias: Tensor | None, *, rounds: bool = True) -> Linear:
+        """`weight` [out, in] float32, `bias` [out]. Activations are never rounded here, whatever `rounds` allows."""
         out, width = weight.shape
         narrow = weight.bfloat16()
         is_exact = torch.equal(narrow.float(), weight)
@@ -140,10 +151,13 @@ class NativeOps:
         )
         return q, keys, qkv[:, heads + kv_heads :]
 
-    def write(self, cache: _Pages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, cache: Pages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        self._write(self._library.hpu_write, cache, slot_rows, keys, values)
+
+    def _write(self, run: Callable[..., None], cache: Pages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Rows of `keys` and `values` may stand apart, each head's elements together."""
         tokens, kv_heads, dim = keys.shape
-        self._library.hpu_write(
+        run(
             keys.data_ptr(),
             values.data_ptr(),
             *(keys.stride(0), values.stride(0), tokens * kv_heads, kv_heads * dim, kv_heads),
@@ -152,8 +166,12 @@ class NativeOps:
             cache.values.data_ptr(),
         )
 
-    def singles(self, tables: Tensor, lens: Tensor, cache: _Pages, group: int) -> NativeSingles:
+    def singles(self, tables: Tensor, lens: Tensor, cache: Pages, group: int) -> Attends:
         return NativeSingles(self._library, tables, lens)
+
+    def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> Attends | None:
+        """None: torch's fused kernel is as good."""
+        return None
 
 
 class NativeSingles:
@@ -165,7 +183,7 @@ class NativeSingles:
         is_worth_forking = self._lens.shape[0] and int(self._lens.sum()) >= _FORK_KEYS
         self._threads = torch.get_num_threads() if is_worth_forking else 1
 
-    def attend(self, q: Tensor, cache: _Pages) -> Tensor:
+    def attend(self, q: Tensor, cache: Pages) -> Tensor:
         q = q.contiguous()
         out = torch.empty_like(q)
         rows, kv_heads, group, dim = q.shape

@@ -9,6 +9,8 @@ namespace {
 
 using namespace hpu;
 
+constexpr int64_t FORK_ELEMENTS = 128 * 1024;  // from which a second thread is worth being woken
+
 // Mean of squares, summed in lanes and then over the lanes in order.
 inline float inverse_rms(const float* x, int64_t width, float eps) {
   Floats squares = {};
@@ -55,6 +57,7 @@ extern "C" {
 // sum = x + delta where delta is given; out = rms_norm(sum) * weight.
 void hpu_add_norm(const float* x, const float* delta, const float* weight, float eps, int64_t rows, int64_t width,
                   float* sum, float* out) {
+#pragma omp parallel for if (rows * width >= FORK_ELEMENTS)
   for (int64_t row = 0; row < rows; ++row) {
     const float* own = x + row * width;
     if (delta) {
@@ -69,6 +72,7 @@ void hpu_add_norm(const float* x, const float* delta, const float* weight, float
 
 // gate_up [rows, 2 * width], gate first: out = gate / (1 + exp(-gate)) * up.
 void hpu_silu_mul(const float* gate_up, int64_t rows, int64_t width, float* out) {
+#pragma omp parallel for if (rows * width >= FORK_ELEMENTS / 4)
   for (int64_t row = 0; row < rows; ++row) {
     const float* gate = gate_up + row * 2 * width;
     const float* up = gate + width;
@@ -89,8 +93,9 @@ void hpu_silu_mul(const float* gate_up, int64_t rows, int64_t width, float* out)
 void hpu_rotate(const float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, const float* cos,
                 const float* sin, int interleaved, const float* q_norm, const float* k_norm, float eps, float* q,
                 float* keys) {
-  std::vector<float> normed(dim);
+#pragma omp parallel for if (tokens * (heads + kv_heads) * dim >= FORK_ELEMENTS / 2)
   for (int64_t token = 0; token < tokens; ++token) {
+    std::vector<float> normed(q_norm || k_norm ? dim : 0);
     const Turn turn{dim, cos + token * dim, sin + token * dim, interleaved};
     for (int64_t head = 0; head < heads + kv_heads; ++head) {
       const float* x = qkv + (token * (heads + 2 * kv_heads) + head) * dim;
