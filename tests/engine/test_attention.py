@@ -14,10 +14,16 @@ from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Row, Step
 from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAttention
 from hpu_engine.model.kv_cache import LayerCache
-from hpu_engine.model.step_ops import TORCH_OPS, StepOps
+from hpu_engine.model.single_attention import FusedPages
+from hpu_engine.model.step_ops import TORCH_OPS, Singles, StepOps, TorchOps
 
 BLOCK, PAGES, KV_HEADS, GROUP, DIM = 4, 60, 2, 3, 8
 SHAPE = AttentionShape(KV_HEADS * GROUP, KV_HEADS, DIM, DIM**-0.5)
+
+
+class FusedOps(TorchOps):
+    def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
+        return FusedPages(tables, lens, cache) if tables.numel() else super().singles(tables, lens, cache, group)
 
 
 def textbook(q: Tensor, keys: Tensor, values: Tensor, context_len: int) -> Tensor:
@@ -65,14 +71,18 @@ def check(rows: list[tuple[int, int]], tables: list[list[int]], exact: bool, ops
     rows=st.lists(st.tuples(st.integers(0, 18), st.sampled_from([1, 1, 1, 2, 5, 9])), min_size=1, max_size=6),
     order=st.randoms(use_true_random=False),
     exact=st.booleans(),
+    ops=st.sampled_from([TORCH_OPS, FusedOps()]),
 )
-def test_any_mixture_of_rows_equals_the_textbook(rows: list[tuple[int, int]], order: object, exact: bool) -> None:
+def test_any_mixture_of_rows_equals_the_textbook(
+    rows: list[tuple[int, int]], order: object, exact: bool, ops: StepOps
+) -> None:
     pages = list(range(1, PAGES))
     order.shuffle(pages)  # type: ignore[attr-defined]
     tables = [[pages.pop() for _ in range(-(-(context + new) // BLOCK))] for context, new in rows]
-    check(rows, tables, exact)
+    check(rows, tables, exact, ops)
 
 
+@pytest.mark.parametrize("ops", [TORCH_OPS, FusedOps()], ids=["products", "fused"])
 @pytest.mark.parametrize(
     "tables",
     [
@@ -83,8 +93,8 @@ def test_any_mixture_of_rows_equals_the_textbook(rows: list[tuple[int, int]], or
         pytest.param([[1, 2, 3], [1, 4], [5]], id="first-page-shared"),
     ],
 )
-def test_singles_wherever_their_pages_lie(tables: list[list[int]]) -> None:
-    check([(9, 1), (5, 1), (2, 1)], tables, exact=False)
+def test_singles_wherever_their_pages_lie(tables: list[list[int]], ops: StepOps) -> None:
+    check([(9, 1), (5, 1), (2, 1)], tables, exact=False, ops=ops)
 
 
 def test_no_rows_at_all_is_legal() -> None:
@@ -94,9 +104,10 @@ def test_no_rows_at_all_is_legal() -> None:
     assert attention.attend(torch.zeros(0, KV_HEADS * GROUP, DIM), cache).shape == (0, KV_HEADS * GROUP * DIM)
 
 
+@pytest.mark.parametrize("ops", [TORCH_OPS, FusedOps()], ids=["products", "fused"])
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_reads_no_page_of_another(exact: bool, dtype: torch.dtype) -> None:
+def test_a_row_reads_no_page_of_another(exact: bool, dtype: torch.dtype, ops: StepOps) -> None:
     """The first row's numbers are broken, and so are those of pages that nobody has now."""
     long, short = (Request(name, [1] * 10, SamplingParams(), seed=0) for name in ("long", "short"))
     long.blocks, short.blocks = [2, 3, 5], [4]
@@ -104,7 +115,7 @@ def test_a_row_reads_no_page_of_another(exact: bool, dtype: torch.dtype) -> None
     generator = torch.Generator().manual_seed(0)
     cache = LayerCache(*(torch.randn(PAGES, KV_HEADS, BLOCK, DIM, generator=generator).to(dtype) for _ in range(2)))
     q = torch.randn(2, KV_HEADS * GROUP, DIM, generator=generator).to(dtype)
-    attention = AttentionStep(SHAPE, batch, cache, dtype, ExactAttention(4, 8) if exact else None)
+    attention = AttentionStep(SHAPE, batch, cache, dtype, ExactAttention(4, 8) if exact else None, ops=ops)
     whole = attention.attend(q, cache)
     for pages in (cache.keys, cache.values):
         pages[torch.arange(PAGES) != 4] = float("nan")
