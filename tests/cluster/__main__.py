@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tests.cluster import build, launcher, modules, processes, state
+from tests.cluster import build, launcher, modules, processes, removal, state
 from tests.cluster.errors import ClusterError, NotRunning
 from tests.cluster.processes import Supervisor
 
@@ -39,15 +39,16 @@ def up(
 
 @app.command()
 def down(
-    name: Name = "local", everything: Annotated[bool, typer.Option("--all", help="Every cluster of this user.")] = False
+    name: Name = "local",
+    everything: Annotated[bool, typer.Option("--all", help="Every cluster of this checkout.")] = False,
 ) -> None:
     """Remove a cluster: processes, namespaces, cgroups, files. Caches stay."""
-    for one in launcher.known() if everything else [name]:
-        start = time.monotonic()
-        removed = launcher.down(one)
-        build.say(
-            f"cluster {one}: " + (f"removed after {time.monotonic() - start:.1f} s" if removed else "there is none")
-        )
+    if everything:
+        removal.down_all()
+        return
+    start = time.monotonic()
+    removed = removal.down(name)
+    build.say(f"cluster {name}: " + (f"removed after {time.monotonic() - start:.1f} s" if removed else "there is none"))
 
 
 @app.command()
@@ -60,8 +61,10 @@ def status() -> None:
         try:
             cluster = state.load(name)
         except ClusterError as error:
-            print(f"{name}: {error}")
-            broken = True
+            # Another's `down` may have removed it just now.
+            if state.folder_of(name).exists():
+                print(f"{name}: {error}")
+                broken = True
             continue
         parts = launcher.status(cluster)
         dead = [part for part, alive in parts if not alive]
@@ -101,6 +104,7 @@ def build_all(kubernetes_version: Version = modules.KUBERNETES_VERSION) -> None:
     start = time.monotonic()
     print(build.cluster_binaries(nodes=True, version=kubernetes_version))
     build.build(modules.helm, modules.HELM)
+    build.build(modules.registry, modules.REGISTRY)
     build.say(f"build: everything is there after {time.monotonic() - start:.0f} s")
 
 
@@ -111,6 +115,9 @@ def main() -> None:
         app()
     except ClusterError as error:
         print(f"tests.cluster: {error}", file=sys.stderr)
+        sys.exit(1)
+    except OSError as error:
+        print(f"tests.cluster: {error}\n  -> is there room, and may this user write there?", file=sys.stderr)
         sys.exit(1)
 
 

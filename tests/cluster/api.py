@@ -15,6 +15,7 @@ from pathlib import Path
 from tests.cluster.errors import ComponentFailed
 
 Json = dict[str, object]
+_UNREACHABLE = (ConnectionError, TimeoutError, ssl.SSLError, urllib.error.URLError)
 
 
 class ApiError(Exception):
@@ -40,7 +41,7 @@ class Api:
             urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=authority)),
         )
 
-    def request(self, method: str, path: str, body: Json | None = None, timeout_seconds: float = 10.0) -> Json:
+    def request(self, method: str, path: str, body: Json | None = None, timeout_seconds: float = 60.0) -> Json:
         """One request. ApiError for an error status, OSError when the server cannot be reached."""
         try:
             answer: Json = json.loads(self.text(method, path, body, timeout_seconds) or "{}")
@@ -48,7 +49,7 @@ class Api:
             raise ApiError(200, f"{method} {path} did not answer with JSON: {error}") from error
         return answer
 
-    def text(self, method: str, path: str, body: Json | None = None, timeout_seconds: float = 10.0) -> str:
+    def text(self, method: str, path: str, body: Json | None = None, timeout_seconds: float = 60.0) -> str:
         headers: Mapping[str, str] = {
             "Authorization": f"Bearer {self._token}",
             "Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json",
@@ -64,10 +65,10 @@ class Api:
         except http.client.HTTPException as error:
             raise ConnectionError(f"{method} {path}: {error!r}") from error
 
-    def exists(self, path: str) -> bool:
+    def exists(self, path: str, timeout_seconds: float = 60.0) -> bool:
         """Whether a GET succeeds; an unreachable server counts as no."""
         try:
-            self.text("GET", path)
+            self.text("GET", path, timeout_seconds=timeout_seconds)
         except (ApiError, OSError):
             return False
         return True
@@ -83,10 +84,17 @@ def wait_for(
 ) -> float:
     """Wait for a condition; returns the seconds it took. `check` may raise earlier (a process died).
 
-    Raises ComponentFailed when the time is up.
+    A server that cannot be reached while it is asked counts as "not yet". Raises ComponentFailed when the time is up.
     """
+
+    def holds() -> bool:
+        try:
+            return condition()
+        except _UNREACHABLE:
+            return False
+
     start = time.monotonic()
-    while not condition():
+    while not holds():
         check()
         if time.monotonic() - start > timeout_seconds:
             raise ComponentFailed(

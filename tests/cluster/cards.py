@@ -25,7 +25,7 @@ def start_device_plugin(node: Node, cards: int) -> None:
     wait_for(
         f"{cards} cards on {node.name}",
         lambda: allocatable(api, node.name) == cards,
-        timeout_seconds=30,
+        timeout_seconds=60,
         check=lambda: check_alive(node.supervisor, [node.component("cards")]),
     )
 

@@ -79,7 +79,7 @@ def folders(uid: str, node: str = "", mount: Path = MOUNT) -> list[Path]:
     return [path for hierarchy in hierarchies(mount) for path in sorted(hierarchy.glob(name(uid, node or "*")))]
 
 
-def remove(uid: str, node: str = "", mount: Path = MOUNT, timeout_seconds: float = 5.0) -> None:
+def remove(uid: str, node: str = "", mount: Path = MOUNT, timeout_seconds: float = 60.0) -> None:
     """Remove the folders of a node, or of a whole cluster. A folder stays busy until its last process is buried."""
     deadline = time.monotonic() + timeout_seconds
     while left := folders(uid, node, mount):

@@ -110,6 +110,8 @@ def apiserver(cluster: Cluster, site: Site) -> list[str]:
         "--allow-privileged=true",
         f"--audit-policy-file={cluster.folder}/audit-policy.json",
         f"--audit-log-path={cluster.audit_log}",
+        # One file, without rotation: who reads it as it grows remembers how far.
+        "--audit-log-maxsize=0",
     ]
 
 
@@ -215,7 +217,8 @@ def wait_until_served(cluster: Cluster, supervisor: Supervisor, timeout_seconds:
     api = Api(cluster.kubeconfig)
     return wait_for(
         "the API server's /readyz",
-        lambda: api.exists("/readyz"),
+        # Soon asked again: whoever else has the port may accept and say nothing.
+        lambda: api.exists("/readyz", timeout_seconds=3),
         timeout_seconds=timeout_seconds,
         check=lambda: check_alive(supervisor, ("etcd", "apiserver")),
     )

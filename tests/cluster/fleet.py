@@ -99,7 +99,7 @@ class Fleet(ControlPlane):
         wait_for(
             f"the end of {node}",
             lambda: not any(self.supervisor.alive(component) for component in components),
-            timeout_seconds=10,
+            timeout_seconds=60,
         )
 
     def boot_node(self, node: str) -> None:
@@ -150,7 +150,7 @@ class Fleet(ControlPlane):
             str(resolver),
         ]
         own = self.cluster.kubectl_environment() | {"KUBECONFIG": str(self.inside_kubeconfig())}
-        environment = {**os.environ, MARK: str(self.cluster.folder), **own}
+        environment = {**processes.without_proxies(os.environ), MARK: str(self.cluster.folder), **own}
         return prefix, environment
 
     def inside_kubeconfig(self) -> Path:

@@ -1,24 +1,28 @@
 """up, down, status: a whole cluster appears or nothing is left of it.
 
 `up` writes the state before it makes anything; when it fails or is interrupted it removes what it made. When it is
-killed, the next `up` or `down` of the same name does. `down` needs only a folder's name: it works from any half state.
+killed, the next `up` or `down` of the same name does. `down` is in removal.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster import build, cgroups, control_plane, modules, nodes, ports, preflight, processes, state
+from tests.cluster import build, control_plane, modules, nodes, ports, preflight, removal, state
+from tests.cluster.api import ApiError
 from tests.cluster.build import Say, say
-from tests.cluster.errors import ClusterError, NotRunning, StateConflict
+from tests.cluster.errors import ClusterError, ComponentFailed, NotRunning, StateConflict
 from tests.cluster.processes import Process, Supervisor
+from tests.cluster.removal import down, remove_orphans
 from tests.cluster.state import Cluster
+
+__all__ = ["Request", "down", "remove_orphans", "status", "up"]
 
 # What `logs` of a failed start are kept for: the folder itself goes.
 _KEPT_LOG_BYTES = 4 * 1024 * 1024
@@ -39,11 +43,23 @@ class Request:
 def up(request: Request, listener: Say = say) -> Cluster:
     """Bring a cluster up, or return the one that runs already. ClusterError says what is in the way."""
     preflight.check(nodes=request.nodes > 0)
-    with state.locked(request.name, wait_seconds=0):
+    folder = state.folder_of(request.name)
+    try:
+        return _up(request, folder, listener)
+    except OSError as error:
+        raise _os_error(error, folder) from error
+    except ApiError as error:
+        raise ComponentFailed(
+            f"cluster {request.name}: the API server answered {error}", "run up again; it starts from the beginning"
+        ) from error
+
+
+def _up(request: Request, folder: Path, listener: Say) -> Cluster:
+    with state.locked(folder, wait_seconds=0):
         if running := _claim(request, listener):
             return running
     binaries = build.cluster_binaries(nodes=request.nodes > 0, version=request.version, listener=listener)
-    with state.locked(request.name, wait_seconds=0):
+    with state.locked(folder, wait_seconds=0):
         # Once more: the build may have taken minutes, without the lock.
         if running := _claim(request, listener):
             return running
@@ -52,11 +68,9 @@ def up(request: Request, listener: Say = say) -> Cluster:
         try:
             _start(cluster, listener)
             cluster = state.mark_ready(cluster)
-        except BaseException as error:
+        except BaseException:
             _keep_logs(cluster)
-            _remove(request.name)
-            if isinstance(error, OSError):
-                raise _os_error(error, cluster) from error
+            removal.remove(folder)
             raise
         listener(
             f"cluster {request.name}: ready after {time.monotonic() - start:.1f} s; KUBECONFIG={cluster.kubeconfig}"
@@ -71,7 +85,7 @@ def _claim(request: Request, listener: Say) -> Cluster | None:
         return running
     if state.folder_of(request.name).exists():
         listener(f"cluster {request.name}: removing what a killed run left")
-        _remove(request.name)
+        removal.remove(state.folder_of(request.name))
     return None
 
 
@@ -81,8 +95,15 @@ def _running(request: Request) -> Cluster | None:
         cluster = state.load(request.name)
     except (NotRunning, StateConflict):
         return None  # there is none, or its record is damaged and it is as good as dead
-    if not cluster.ready or not all(alive for _, alive in status(cluster)):
+    dead = [name for name, alive in status(cluster) if not alive]
+    if not cluster.ready or len(dead) == len(status(cluster)):
         return None
+    if dead:
+        # It may hold what somebody still looks at: it does not go unasked.
+        raise StateConflict(
+            f"{request.name} is up, but not running in it: {', '.join(dead)}",
+            f"python -m tests.cluster logs {dead[0]} --name {request.name} says why; then down --name {request.name}",
+        )
     have = (cluster.nodes, cluster.cards, cluster.version)
     if have != (request.nodes, request.cards, request.version):
         raise StateConflict(
@@ -113,9 +134,9 @@ def _record(request: Request, binaries: Path) -> Cluster:
         for room in (folder, folder / "run", folder / "log"):
             room.mkdir(mode=0o700, exist_ok=True)
         state.save(cluster)
-    except OSError as error:
+    except OSError:
         shutil.rmtree(folder, ignore_errors=True)
-        raise _os_error(error, cluster) from error
+        raise
     return cluster
 
 
@@ -129,53 +150,13 @@ def _start(cluster: Cluster, listener: Say) -> None:
     control_plane.start(cluster, site, supervisor)
 
 
-def _os_error(error: OSError, cluster: Cluster) -> ClusterError:
-    return ClusterError(
-        f"cluster {cluster.name}: {error}", f"free some room below {cluster.folder}, or set HPU_CLUSTERS"
-    )
-
-
-def down(name: str) -> bool:
-    """Remove everything of a cluster, whatever state it is in; False when there was nothing. May raise ClusterError."""
-    if not state.folder_of(name).exists() and not processes.marked(state.folder_of(name)):
-        return False
-    with state.locked(name, wait_seconds=60):
-        _remove(name)
-    return True
-
-
-def known() -> list[str]:
-    """The clusters of this user: by their folders, and by processes whose folder somebody removed."""
-    running = {folder.name for folder in processes.marked_folders() if folder.parent == state.root()}
-    return sorted(running.union(state.names()))
-
-
-def _remove(name: str) -> None:
-    folder = state.folder_of(name)
-    # What `_record` makes first is the folder `run`: without it, whatever is there is not ours.
-    if folder.exists() and any(folder.iterdir()) and not (folder / "run").exists():
-        raise StateConflict(f"{folder} holds files that are not a cluster's", "choose another --name")
-    survivors = processes.end_all(folder)
-    if survivors:
-        pids = " ".join(str(process.pid) for process in survivors)
-        raise ClusterError(
-            f"cluster {name}: processes {pids} do not end", "look at their state in /proc, then run down again"
-        )
-    cgroups.remove(state.uid_of(folder))
-    _remove_folder(folder)
-
-
-def _remove_folder(folder: Path, attempts: int = 20) -> None:
-    """Remove the folder; a namespace that is still being dismantled may hold a mount in it for a moment."""
-    for attempt in range(attempts):
-        try:
-            shutil.rmtree(folder)
-        except FileNotFoundError:
-            return
-        except OSError:
-            if attempt == attempts - 1:
-                raise
-            time.sleep(0.1)
+def _os_error(error: OSError, folder: Path) -> ClusterError:
+    remedy = "run down, then up again"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        remedy = f"the disk is full: free some room below {folder.parent}, or point HPU_CLUSTERS at another disk"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        remedy = f"this user must be able to write to {folder.parent}; HPU_CLUSTERS names another folder"
+    return ClusterError(f"cluster {folder.name}: {error}", remedy)
 
 
 def status(cluster: Cluster) -> list[tuple[str, bool]]:
@@ -197,14 +178,3 @@ def _keep_logs(cluster: Cluster) -> None:
                 source.seek(max(0, log.stat().st_size - _KEPT_LOG_BYTES))
                 (kept / log.name).write_bytes(source.read())
         print(f"the logs are kept in {kept}", file=sys.stderr)
-
-
-def remove_orphans(listener: Say = say) -> Sequence[str]:
-    """Remove the clusters of test runs that were killed."""
-    removed = []
-    for name in state.orphans():
-        listener(f"cluster {name}: its test run has gone, removing it")
-        with contextlib.suppress(ClusterError):
-            down(name)
-            removed.append(name)
-    return removed

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.errors import ComponentFailed
+from tests.cluster.errors import ComponentFailed, NotRunning
 from tests.cluster.processes import Supervisor
 
 CONTROL_PLANE_ADDRESS = "10.129.0.1"
@@ -66,24 +66,35 @@ class Room:
         return done.stdout
 
 
-def open_room(supervisor: Supervisor, name: str, timeout_seconds: float = 5.0) -> Room:
-    """Make the namespaces and the process that holds them."""
+def open_room(supervisor: Supervisor, name: str, timeout_seconds: float = 60.0) -> Room:
+    """Make the namespaces and the process that holds them. ComponentFailed."""
     supervisor.start(name, _HOLD, entered=True)
-    room = find_room(supervisor, name)
     deadline = time.monotonic() + timeout_seconds
     # unshare(1) has mounted the new /proc when its child has become sleep(1).
-    while Path(f"/proc/{room.pid}/comm").read_text().strip() != "sleep":
-        if time.monotonic() > deadline:
+    while not _sleeps(supervisor.process(name).pid):
+        if time.monotonic() > deadline or not supervisor.alive(name):
             raise ComponentFailed(
                 f"no namespaces for {name}\n{supervisor.tail(name)}", "does this user have CAP_SYS_ADMIN?"
             )
         time.sleep(0.01)
+    room = find_room(supervisor, name)
     room.run(["sh", "-ec", "mount --make-rshared /; ip link set lo up; echo 1 >/proc/sys/net/ipv4/ip_forward"])
     return room
 
 
+def _sleeps(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == "sleep"
+    except OSError:
+        return False
+
+
 def find_room(supervisor: Supervisor, name: str) -> Room:
-    return Room(name, supervisor.process(name).pid)
+    """The namespaces that a component holds. NotRunning: its pid may be somebody else's by now."""
+    process = supervisor.process(name)
+    if not process.alive():
+        raise NotRunning(f"{name} does not run: its namespaces are gone", f"see {supervisor.log(name)}")
+    return Room(name, process.pid)
 
 
 def build_bridge(control_plane: Room) -> None:
@@ -102,13 +113,16 @@ def connect(control_plane: Room, node: Room, index: int, count: int) -> None:
     # A node that boots again: the kernel may not have removed its old cable yet.
     control_plane.run(["sh", "-c", f"ip link del {port} 2>/dev/null || true"])
     # Made inside the control plane's namespace with the other end in the node's: the host never sees either.
-    subprocess.run(
-        [
-            *("nsenter", f"--net={control_plane.net}", "--"),
-            *("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(node.pid)),
-        ],
-        check=True,
+    # Not with `run`: in the control plane's PID namespace the node's pid means nothing.
+    cable = ("ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(node.pid))
+    done = subprocess.run(
+        ["nsenter", f"--net={control_plane.net}", "--", *cable], capture_output=True, text=True, check=False
     )
+    if done.returncode:
+        raise ComponentFailed(
+            f"{' '.join(cable)}: exit {done.returncode}: {done.stderr.strip()}",
+            "python -m tests.cluster down, then up again",
+        )
     route = f"ip route replace {pod_subnet(index)} via {node_address(index)}"
     control_plane.run(["sh", "-ec", f"ip link set {port} master br0 up; {route}"])
     others = "; ".join(

@@ -51,4 +51,9 @@ def kernel_features(cgroup_mount: Path = cgroups.MOUNT) -> list[Missing]:
 def works(command: str) -> bool:
     """Whether a shell command succeeds in namespaces of its own."""
     argv = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", command]
-    return subprocess.run(argv, capture_output=True, check=False, timeout=30).returncode == 0
+    try:
+        return subprocess.run(argv, capture_output=True, check=False, timeout=60).returncode == 0
+    except subprocess.TimeoutExpired:
+        raise MissingRequirement(
+            f"no answer within 60 s: {' '.join(argv)[:200]}", "try again when the machine is less busy"
+        ) from None

@@ -83,17 +83,24 @@ def parent(pid: int) -> Process | None:
     return identify(found)
 
 
+def without_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """The cluster's programs talk to each other alone, at addresses that no proxy of the caller's can reach."""
+    return {name: value for name, value in environment.items() if not name.lower().endswith("_proxy")}
+
+
 def spawn(argv: Sequence[str], *, folder: Path, log: Path, env: Mapping[str, str] | None = None) -> Process:
-    """Start a detached process in a session of its own, marked as belonging to `folder`."""
-    environment = {**os.environ, **(env or {}), MARK: str(folder)}
+    """Start a detached process in a session of its own, marked as belonging to `folder`. ComponentFailed."""
+    environment = {**without_proxies(os.environ), **(env or {}), MARK: str(folder)}
     shell = subprocess.run(
         ["sh", "-c", _DETACH, "sh", str(log), *argv],
         env=environment,
         cwd="/",
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
+    if shell.returncode:
+        raise ComponentFailed(f"{argv[0]} cannot be started: {shell.stderr.strip()}", "may this user start processes?")
     pid = int(shell.stdout)
     # A process that ended already still gets an identity: one that never counts as alive.
     return identify(pid) or Process(pid, -1)
@@ -137,7 +144,7 @@ class Supervisor:
         self.kill(name)
         self.start(name, record.argv, env=record.env, entered=record.entered)
 
-    def kill(self, name: str, signum: signal.Signals = signal.SIGKILL, timeout_seconds: float = 10.0) -> None:
+    def kill(self, name: str, signum: signal.Signals = signal.SIGKILL, timeout_seconds: float = 60.0) -> None:
         """Send a signal that ends the process, and wait until it has gone."""
         process = self.process(name)
         process.send(signum)
@@ -158,10 +165,16 @@ class Supervisor:
         return self._record(name).process
 
     def alive(self, name: str) -> bool:
-        return (self.run / f"{name}.json").exists() and self.process(name).alive()
+        try:
+            return self.process(name).alive()
+        except NotRunning:
+            return False
 
     def names(self) -> list[str]:
-        return sorted(path.stem for path in self.run.glob("*.json"))
+        try:
+            return sorted(path.stem for path in self.run.iterdir() if path.suffix == ".json")
+        except FileNotFoundError:
+            return []
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
@@ -175,15 +188,17 @@ class Supervisor:
         return "\n".join(f"  | {line[:300]}" for line in text.splitlines()[-lines:]) or "(the log is empty)"
 
     def _record(self, name: str) -> _Record:
-        path = self.run / f"{name}.json"
-        if not path.exists():
+        try:
+            fields = json.loads((self.run / f"{name}.json").read_text())
+        except FileNotFoundError:
             known = ", ".join(self.names()) or "none"
-            raise NotRunning(f"there is no component called {name} in {self.folder}", f"its components are: {known}")
-        fields = json.loads(path.read_text())
+            raise NotRunning(
+                f"there is no component called {name} in {self.folder}", f"its components are: {known}"
+            ) from None
         return _Record(**{**fields, "process": Process(**fields["process"])})
 
 
-def _only_child(parent: Process, timeout_seconds: float = 5.0) -> Process:
+def _only_child(parent: Process, timeout_seconds: float = 60.0) -> Process:
     """The process that nsenter(1) forked into a namespace: nsenter itself only waits for it and passes on its exit."""
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline and parent.alive():
@@ -238,7 +253,7 @@ def _ancestry() -> set[int]:
     return spared
 
 
-def end_all(folder: Path, timeout_seconds: float = 8.0) -> list[Process]:
+def end_all(folder: Path, timeout_seconds: float = 60.0) -> list[Process]:
     """Kill everything that belongs to a folder, again and again until nothing is left; returns what survived.
 
     KILL at once: the cluster's data is thrown away with it, and the API server would take its time over open watches.

@@ -53,6 +53,13 @@ def prune(folder: Path, say: Callable[[str], None], keep: int = KEPT_VERSIONS) -
     return removed
 
 
+def runs(folder: Path) -> bool:
+    """Whether a process runs one of the programs in `CACHE/bin`."""
+    built = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    running = _running()
+    return any(_files(path) & running for path in built)
+
+
 def _old(folder: Path, keep: int) -> list[Path]:
     """The folders beyond the newest `keep` of those that hold the same programs."""
     same: dict[tuple[bool, frozenset[str]], list[Path]] = {}

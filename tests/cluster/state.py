@@ -12,9 +12,11 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from tests.cluster.errors import NotRunning, StateConflict
@@ -23,13 +25,16 @@ from tests.machine import cache_folder
 
 # A name is part of a path, and unix socket paths end at 107 bytes.
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}\Z")
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_TEST_ROOT = re.compile(r"t-(\d+)-(\d+)-\d+\Z")
+_number = count()
 
 
 @dataclass(frozen=True)
 class Cluster:
     """What was asked for and what was chosen for it. `nodes == 0` is the control plane alone, without root.
 
-    `owner` is the test run that made it: when that has gone, anyone may remove the cluster.
+    `owner` is the test run that made it: when it has gone, or the `checkout`, anyone may remove the cluster.
     `api_port` is the port on the host's loopback in both sizes.
     """
 
@@ -46,6 +51,7 @@ class Cluster:
     scheduler_port: int
     ready: bool = False
     owner: Process | None = None
+    checkout: Path = _CHECKOUT
 
     @property
     def uid(self) -> str:
@@ -75,9 +81,22 @@ class Cluster:
         return [f"node-{index}" for index in range(self.nodes)]
 
 
+def of_user() -> Path:
+    """Where every checkout of this user has the folder of its clusters, and every test that wants one of its own."""
+    return Path(f"/tmp/hpu-clusters-{os.getuid()}")
+
+
 def root() -> Path:
-    """Where the state folders of this user are."""
-    return Path(os.environ.get("HPU_CLUSTERS") or f"/tmp/hpu-clusters-{os.getuid()}")
+    """Where the state folders of this checkout are: names, `down --all` and `status` are about these alone."""
+    if given := os.environ.get("HPU_CLUSTERS"):
+        return Path(given).absolute()
+    return of_user() / hashlib.sha256(str(_CHECKOUT).encode()).hexdigest()[:8]
+
+
+def root_of_test() -> Path:
+    """A new value of HPU_CLUSTERS for one test; once this process has gone, anyone may remove what is in it."""
+    process = this_process()
+    return of_user() / f"t-{process.pid}-{process.started_at}-{next(_number)}"
 
 
 def kept_logs(name: str) -> Path:
@@ -114,44 +133,73 @@ def mark_ready(cluster: Cluster) -> Cluster:
 
 def load(name: str) -> Cluster:
     """Read a cluster's record; NotRunning when there is none, StateConflict when the folder is not one of ours."""
-    folder = folder_of(name)
-    path = folder / "cluster.json"
+    return read(folder_of(name))
+
+
+def read(folder: Path) -> Cluster:
+    """Like `load`, for a folder that may be another checkout's."""
+    name, path = folder.name, folder / "cluster.json"
     try:
         fields = json.loads(path.read_text())
         owner = fields.pop("owner")
-        fields |= {key: Path(fields[key]) for key in ("folder", "binaries")}
+        fields |= {key: Path(fields[key]) for key in ("folder", "binaries", "checkout")}
         return Cluster(**fields, owner=Process(**owner) if owner else None)
-    except FileNotFoundError:
-        raise NotRunning(f"no cluster called {name} in {root()}", f"python -m tests.cluster up --name {name}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotRunning(
+            f"no cluster called {name} in {folder.parent}", f"python -m tests.cluster up --name {name}"
+        ) from None
     except (ValueError, TypeError, KeyError) as error:
         raise StateConflict(f"{path} cannot be read: {error}", f"python -m tests.cluster down --name {name}") from None
 
 
 def names() -> list[str]:
     """Every state folder, readable or not."""
-    if not root().is_dir():
+    return sorted(path.name for path in _entries(root()) if path.is_dir() and _NAME.match(path.name))
+
+
+def folders_of_user() -> list[Path]:
+    """Every state folder of every checkout and test of this user."""
+    return [folder for one in _entries(of_user()) for folder in _entries(one) if folder.is_dir()]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder; nothing when somebody has removed it."""
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(path.name for path in root().iterdir() if path.is_dir() and _NAME.match(path.name))
 
 
-def orphans() -> list[str]:
-    """Clusters of test runs that have gone without removing them."""
-    left = []
-    for name in names():
-        with contextlib.suppress(NotRunning, StateConflict):
-            if (owner := load(name).owner) and not owner.alive():
-                left.append(name)
-    return left
+def is_orphan(folder: Path) -> bool:
+    """Whether a state folder's test run has gone without removing it, or the checkout that it belonged to."""
+    test = _TEST_ROOT.match(folder.parent.name)
+    if test and not Process(int(test[1]), int(test[2])).alive():
+        return True
+    try:
+        cluster = read(folder)
+    except (NotRunning, StateConflict):
+        return False
+    return bool(cluster.owner and not cluster.owner.alive()) or not cluster.checkout.exists()
+
+
+def _make_root(folder: Path) -> None:
+    """Make the folder of state folders; StateConflict when somebody else has put theirs where this user's should be."""
+    if folder.parent == of_user():
+        of_user().mkdir(mode=0o700, exist_ok=True)
+        found = of_user().lstat()
+        if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+            raise StateConflict(f"{of_user()} is another user's", "remove it, or set HPU_CLUSTERS to a folder of yours")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager
-def locked(name: str, *, wait_seconds: float) -> Iterator[None]:
+def locked(folder: Path, *, wait_seconds: float) -> Iterator[None]:
     """Hold the right to change a cluster; StateConflict when another launcher keeps it longer than `wait_seconds`."""
-    path = folder_of(name).with_suffix(".lock")
+    path = folder.with_suffix(".lock")
     deadline = time.monotonic() + wait_seconds
     while True:
-        root().mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
+            _make_root(folder.parent)
             handle = path.open("a+")
         except FileNotFoundError:
             continue  # whoever removed the last other cluster removed the empty root just now
@@ -163,8 +211,8 @@ def locked(name: str, *, wait_seconds: float) -> Iterator[None]:
             handle.close()
             if time.monotonic() > deadline:
                 raise StateConflict(
-                    f"another launcher (pid {holder}) is at work on cluster {name}",
-                    "wait for it, or choose another --name",
+                    f"another launcher (pid {holder}) is at work on cluster {folder.name}",
+                    f"wait for it, and if it never ends: kill {holder}",
                 ) from None
             time.sleep(0.1)
             continue
@@ -179,10 +227,12 @@ def locked(name: str, *, wait_seconds: float) -> Iterator[None]:
         handle.flush()
         yield
     finally:
-        if not folder_of(name).exists():
+        if not folder.exists():
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):
-                root().rmdir()
+                folder.parent.rmdir()
+                if folder.parent.parent == of_user():
+                    of_user().rmdir()
         handle.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests import machine
+from tests.cluster import state
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -21,7 +24,7 @@ def bare_path(tmp_path: Path) -> str:
     """A PATH with what `make` itself needs, and nothing of what the tests do."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name in ("bash", "sh", "make", "env"):
+    for name in ("bash", "sh", "make", "env", "date"):
         (tools / name).symlink_to(str(shutil.which(name)))
     return str(tools)
 
@@ -46,10 +49,56 @@ def test_make_stops_before_the_set_up_and_names_everything(bare_path: str, tmp_p
     assert "make system-packages" in done.stderr
     # /sbin and /usr/sbin count even where PATH does not name them.
     named = next(line for line in done.stderr.splitlines() if "C compiler" in line)
-    assert {"git", "openssl", "buildah", "util-linux"} <= set(named.replace(",", " ").split())
+    assert {"buildah", "util-linux"} <= set(named.replace(",", " ").split())
     assert "set-up" not in done.stdout
     assert not (tmp_path / ".venv").exists()
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("target", ["test", "demo", "down", "clean", "system-packages", "lock"])
+def test_make_says_that_there_is_no_python(bare_path: str, tmp_path: Path, target: str) -> None:
+    shutil.copy(REPOSITORY / "Makefile", tmp_path)
+    environment = {"PATH": bare_path, "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [f"{bare_path}/make", target], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "missing: Python 3.11 or 3.12 (python3 is not there)" in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"Makefile", "tools"}
+
+
+def test_a_python_without_venv_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.missing_for_set_up() == []
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert "venv" in machine.missing_for_set_up()[0].what
+
+
+def test_an_older_python_is_named_by_itself() -> None:
+    """What runs before the version is judged is older than what we ask for: no syntax and no call of newer ones."""
+    tree = ast.parse((REPOSITORY / "tests" / "machine.py").read_text(), feature_version=(3, 8))
+    imported = {
+        name.name.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names
+    }
+    assert imported <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("given", ["", "here"])
+def test_where_the_caches_are_is_the_same_from_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("HPU_CACHE", given)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    expected = tmp_path / (given or ".cache/hpu-inference")
+    assert machine.cache_folder() == expected
+    printed = subprocess.run(
+        ["make", "--silent", "--eval", "where: ; @echo $$HPU_CACHE $(UV)", "-f", REPOSITORY / "Makefile", "where"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert printed[0] == str(expected)
+    assert printed[1].startswith(f"{expected}/uv-")
 
 
 def said(node: bool) -> dict[str, str]:
@@ -73,11 +122,13 @@ def test_an_old_go_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pri
 def test_a_small_disk_is_named_until_the_builds_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPU_CACHE", str(tmp_path / "not" / "there"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 * 1024**3))
-    [(what, remedy)] = [(what, remedy) for what, remedy in said(node=False).items() if "disk" in what]
+    [(what, remedy)] = [(what, remedy) for what, remedy in said(node=True).items() if "disk" in what]
+    # A control plane needs little, and what has been built already nothing more.
+    assert not [what for what in said(node=False) if "disk" in what]
     assert "3 of 40 GiB free" in what
     assert "HPU_CACHE" in remedy
     (machine.cache_folder() / "bin").mkdir(parents=True)
-    assert not [what for what in said(node=False) if "disk" in what]
+    assert not [what for what in said(node=True) if "disk" in what]
 
 
 def test_whoever_is_not_root_is_told_for_nodes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,16 +149,15 @@ def test_the_packages_are_printed_for_apt() -> None:
 
 
 def test_make_down_keeps_the_caches_and_clean_removes_them(tmp_path: Path) -> None:
-    """In a copy, with an environment that is a script: what is to go is removed by this checkout's own launcher."""
+    """In a copy with half an environment, as an interrupted set-up leaves it: what is to go is removed without."""
     for name in ("Makefile", "tests"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    cache, clusters = tmp_path / "cache", Path(f"/tmp/hpu-make-{os.getpid()}")
-    for folder in (cache / "bin", cache / "uv", clusters / "left" / "run"):
+    (tmp_path / ".venv" / "bin" / "python").symlink_to("/usr/bin/false")
+    cache, clusters = tmp_path / "cache", state.root_of_test()
+    for folder in (cache / "bin", cache / "uv-1", cache / "thesis", clusters / "left" / "run"):
         folder.mkdir(parents=True)
+    (cache / "thesis" / "chapter").write_text("HPU_CACHE may name a disk that holds other things")
     (clusters / "left" / "cluster.json").write_text("{}")
     environment = os.environ | {"HPU_CACHE": str(cache), "HPU_CLUSTERS": str(clusters)}
 
@@ -123,8 +173,11 @@ def test_make_down_keeps_the_caches_and_clean_removes_them(tmp_path: Path) -> No
         assert not clusters.exists()
         assert (cache / "bin").exists()
         make("clean")
-        assert not cache.exists()
+        assert [path.name for path in cache.iterdir()] == ["thesis"]
         assert not (tmp_path / ".venv").exists()
-        assert "nothing is set up here" in make("down"), "and once more"
+        make("down")
+        shutil.rmtree(cache / "thesis")
+        make("clean")
+        assert not cache.exists()
     finally:
         shutil.rmtree(clusters, ignore_errors=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,19 @@ _SETTINGS = (
     "vm/overcommit_memory",
     "vm/panic_on_oom",
 )
+# Where the programs of a node put something by themselves, if nothing keeps them from it.
+_PLACES = (
+    "/etc/cni",
+    "/etc/containerd",
+    "/opt",
+    "/opt/containerd",
+    "/run",
+    "/var/lib",
+    "/var/lib/cni",
+    "/var/lib/kubelet",
+)
+# What counts down by itself: how long an address from DHCP or a route to a neighbour is good for.
+_COUNTDOWN = re.compile(r"\b(valid_lft|preferred_lft|expires) \S+")
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,7 @@ class Traces:
     cgroups: tuple[str, ...]
     processes: tuple[int, ...]
     files: tuple[str, ...]
+    places: tuple[str, ...]
 
 
 def take(folder: Path) -> Traces:
@@ -60,6 +75,7 @@ def take(folder: Path) -> Traces:
         cgroups=tuple(str(path) for path in cgroups.folders(state.uid_of(folder))),
         processes=tuple(sorted(process.pid for process in members(folder))),
         files=tuple(str(path) for path in sorted(folder.parent.glob("*"))),
+        places=tuple(str(path) for place in _PLACES for path in sorted(Path(place).glob("*"))),
     )
 
 
@@ -126,10 +142,10 @@ def listening(of: list[processes.Process]) -> set[str]:
 def _network() -> HostNetwork:
     return HostNetwork(
         links=_output("ip", "-o", "link"),
-        addresses=_output("ip", "-o", "address"),
-        routes=_output("ip", "route", "show", "table", "all"),
+        addresses=_COUNTDOWN.sub("", _output("ip", "-o", "address")),
+        routes=_COUNTDOWN.sub("", _output("ip", "route", "show", "table", "all")),
         rules=_output("ip", "rule"),
-        firewall=_output("nft", "list", "ruleset"),
+        firewall=_output("nft", "--stateless", "list", "ruleset"),
         named_namespaces=tuple(sorted(str(path) for path in Path("/run/netns").glob("*"))),
     )
 

@@ -38,6 +38,8 @@ root = "$1"
 state = "/run/containerd"
 disabled_plugins = ["io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri",
   "io.containerd.nri.v1.nri"]
+[plugins.'io.containerd.internal.v1.opt']
+  path = "/run/opt"
 END
 containerd --config /run/etc/containerd.toml --log-level warn &
 daemon=$!
