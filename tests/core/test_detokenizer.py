@@ -137,6 +137,12 @@ def test_stop_strings_count_behind_the_tokens_that_cannot_stop() -> None:
     assert ("".join(pieces), stop) == ("abca", "bc"), "a stop string lies whole behind those tokens"
 
 
+def test_a_stop_string_does_not_count_in_what_comes_out_at_the_end_either() -> None:
+    token_ids = [*BYTES.encode("a").ids, 0xF0]
+    assert streamed(BYTES, token_ids, (REPLACEMENT,)) == (["a", "", ""], REPLACEMENT)
+    assert streamed(BYTES, token_ids, (REPLACEMENT,), stops_after=5) == (["a", "", REPLACEMENT], None)
+
+
 def test_a_split_emoji_appears_with_its_last_token() -> None:
     first, second = len(bytes_to_unicode()) + 3, len(bytes_to_unicode()) + 4
     assert BYTES.decode([first, second]) == "🙂"

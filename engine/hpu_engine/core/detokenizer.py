@@ -110,6 +110,8 @@ class Detokenizer:
     def flush(self) -> Piece:
         """What was held back, when no more tokens come. An incomplete character becomes U+FFFD."""
         new = self._utf8.decode(b"", final=True)
+        if self._unstoppable:
+            return self._shown(Piece(new), len(new))
         piece = self._stops.push(new)
         if piece.stop is None:
             piece = Piece(piece.text + self._stops.flush())
