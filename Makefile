@@ -56,7 +56,7 @@ machine: python
 
 system-packages: python ## (root, Debian) install the packages that the node and the images need
 	apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$($(PYTHON) -m tests.machine --packages)
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$($(PYTHON) -m tests.machine --packages)
 
 setup: .venv/.synced ## the Python environment, from the lock
 
@@ -74,7 +74,7 @@ WITHOUT_CUDA := images/without_cuda.py
 	@echo "set-up: Python environment from requirements/dev.txt (about 2 GB)"
 	@$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
 	@$(RUN) $(WITHOUT_CUDA) lock requirements/dev.txt >.venv/lock.txt
-	@VIRTUAL_ENV=.venv $(UV) pip sync --quiet .venv/lock.txt
+	@set -o pipefail; VIRTUAL_ENV=.venv $(UV) pip sync .venv/lock.txt 2>&1 | sed -u '/^ [+~-] /d; s/^ */set-up: /'
 	@$(RUN) $(WITHOUT_CUDA) libraries $$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') >/dev/null
 	@VIRTUAL_ENV=.venv $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@

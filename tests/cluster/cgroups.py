@@ -14,6 +14,8 @@ from pathlib import Path
 from tests.cluster.errors import ClusterError, MissingRequirement
 
 MOUNT = Path("/sys/fs/cgroup")
+# The controllers that the root of version 2 passes on since there are clusters: gone with the last of them.
+PASSED_ON = Path("/run/hpu-cgroup-controllers")
 # What a kubelet insists on. Version 2 has no hierarchy that is called devices or freezer: those are built in.
 REQUIRED_V1 = ("cpu", "cpuacct", "cpuset", "memory", "devices", "freezer", "pids")
 REQUIRED_V2 = ("cpu", "cpuset", "memory", "pids")
@@ -67,11 +69,23 @@ def create(uid: str, node: str, mount: Path = MOUNT) -> str:
 
 
 def _delegate(mount: Path) -> None:
-    """Version 2: children get a controller only when the parent passes it on."""
+    """Version 2: children get a controller only when the parent passes it on. What that changed is written down."""
     passed = set((mount / "cgroup.subtree_control").read_text().split())
-    wanted = [f"+{controller}" for controller in REQUIRED_V2 if controller not in passed]
+    wanted = [controller for controller in REQUIRED_V2 if controller not in passed]
     if wanted:
-        (mount / "cgroup.subtree_control").write_text(" ".join(wanted))
+        with PASSED_ON.open("a") as record:
+            record.write("".join(f"{controller}\n" for controller in wanted))
+        (mount / "cgroup.subtree_control").write_text(" ".join(f"+{controller}" for controller in wanted))
+
+
+def _take_back(mount: Path) -> None:
+    """With the last node of all clusters go the controllers that the first one asked for."""
+    if not PASSED_ON.exists() or folders("*", mount=mount):
+        return
+    for controller in sorted(set(PASSED_ON.read_text().split())):
+        with contextlib.suppress(OSError):  # somebody else's folders use it by now
+            (mount / "cgroup.subtree_control").write_text(f"-{controller}")
+    PASSED_ON.unlink()
 
 
 def folders(uid: str, node: str = "", mount: Path = MOUNT) -> list[Path]:
@@ -88,9 +102,11 @@ def remove(uid: str, node: str = "", mount: Path = MOUNT, timeout_seconds: float
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()
         if all(not top.exists() for top in left):
-            return
+            break
         if time.monotonic() > deadline:
             raise ClusterError(
                 f"cgroups are still busy: {', '.join(map(str, left))}", "see their cgroup.procs, then run down again"
             )
         time.sleep(0.05)
+    if not node:
+        _take_back(mount)

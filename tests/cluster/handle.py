@@ -49,17 +49,22 @@ class ControlPlane:
     def api(self) -> Api:
         return Api(self.kubeconfig)
 
-    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_seconds: float = 60.0) -> str:
-        """Run kubectl as the administrator; its output. ComponentFailed with its complaint."""
-        done = subprocess.run(
-            [str(self.binaries / "kubectl"), *arguments],
-            env={**os.environ, **self.cluster.kubectl_environment()},
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-        )
+    def kubectl(self, *arguments: str, stdin: str | None = None, timeout_seconds: float = 120.0) -> str:
+        """Run kubectl as the administrator; its output. ComponentFailed with its complaint, or when it has none."""
+        try:
+            done = subprocess.run(
+                [str(self.binaries / "kubectl"), *arguments],
+                env={**os.environ, **self.cluster.kubectl_environment()},
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=timeout_seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ComponentFailed(
+                f"kubectl {' '.join(arguments)}: no answer in {timeout_seconds:.0f} s", "see the API server's log"
+            ) from None
         if done.returncode:
             raise ComponentFailed(
                 f"kubectl {' '.join(arguments)}: {done.stderr.strip()}", "see the answer of the API server"

@@ -5,6 +5,7 @@ Kernel features are tried, not looked up: in a network namespace that goes with 
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -42,6 +43,11 @@ def kernel_features(cgroup_mount: Path = cgroups.MOUNT) -> list[Missing]:
         for feature, command in _NETWORK_FEATURES.items()
         if not works(command)
     ]
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        # By it the process is found that nsenter(1) has started inside.
+        found.append(
+            Missing("the kernel has no lists of children (CONFIG_PROC_CHILDREN)", "use a kernel that has them")
+        )
     if controllers := cgroups.missing_controllers(cgroup_mount):
         names = ", ".join(controllers)
         found.append(Missing(f"no cgroup controllers {names} in {cgroup_mount}", "mount them, or enable them at boot"))

@@ -13,6 +13,11 @@ from tests.cluster import cgroups
 from tests.cluster.errors import ClusterError, MissingRequirement
 
 
+@pytest.fixture(autouse=True)
+def passed_on(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "PASSED_ON", tmp_path_factory.mktemp("run") / "controllers")
+
+
 @pytest.fixture
 def version_1(tmp_path: Path) -> Path:
     for controller in cgroups.REQUIRED_V1:
@@ -41,10 +46,26 @@ def test_version_1_has_a_folder_per_hierarchy_and_filled_cpusets(version_1: Path
     assert (version_1 / "cpuset/hpu-a1-node-0/cpuset.mems").read_text() == "0\n"
 
 
-def test_version_2_passes_controllers_on(version_2: Path) -> None:
+def test_version_2_passes_controllers_on_and_takes_them_back_with_the_last_node(version_2: Path) -> None:
+    control = version_2 / "cgroup.subtree_control"
     assert cgroups.create("a1", "node-0", version_2) == "/hpu-a1-node-0"
     assert (version_2 / "hpu-a1-node-0").is_dir()
-    assert (version_2 / "cgroup.subtree_control").read_text() == "+cpuset +memory +pids"
+    assert control.read_text() == "+cpuset +memory +pids"
+    # As the kernel shows it afterwards; another cluster finds nothing to ask for.
+    control.write_text("cpuset cpu memory pids\n")
+    cgroups.create("b2", "node-0", version_2)
+    cgroups.remove("a1", mount=version_2)
+    assert control.read_text() == "cpuset cpu memory pids\n"
+    written: list[str] = []
+
+    class Control(type(control)):  # type: ignore[misc]  # what is written is seen one by one
+        def write_text(self, data: str, *_: object) -> int:
+            written.append(data)
+            return len(data)
+
+    cgroups.remove("b2", mount=Control(version_2))
+    assert written == ["-cpuset", "-memory", "-pids"]
+    assert not cgroups.PASSED_ON.exists()
 
 
 def test_version_2_that_cannot_pass_controllers_on_is_a_requirement(version_2: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.api import Api, ApiError, wait_for
 from tests.cluster.handle import ControlPlane
-from tests.cluster.processes import MARK
+from tests.cluster.processes import MARK, end_all, identify
 from tests.cluster.proxy import ApiLatency
 
 REPOSITORY = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def test_audit_log_says_who_wrote_what(control_plane: ControlPlane, namespace: s
             if {key: event.get("objectRef", {}).get(key) for key in wanted} == wanted
         ]
 
-    wait_for("the write in the audit log", lambda: writes() == [("create", "admin")], timeout_seconds=5)
+    wait_for("the write in the audit log", lambda: writes() == [("create", "admin")], timeout_seconds=60)
 
 
 def test_service_account_has_only_the_rights_that_it_was_given(control_plane: ControlPlane, namespace: str) -> None:
@@ -53,7 +53,7 @@ def test_service_account_has_only_the_rights_that_it_was_given(control_plane: Co
         api.request("GET", path)
     binding = ("-n", namespace, "create", "rolebinding", "worker", "--clusterrole=view")
     control_plane.kubectl(*binding, f"--serviceaccount={namespace}:worker")
-    wait_for("the binding's effect", lambda: api.exists(path), timeout_seconds=5)
+    wait_for("the binding's effect", lambda: api.exists(path), timeout_seconds=60)
 
 
 def test_killed_api_server_refuses_and_comes_back_with_its_objects(control_plane: ControlPlane, namespace: str) -> None:
@@ -110,7 +110,12 @@ def test_two_clusters_run_side_by_side_and_one_goes_without_the_other(control_pl
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else; everybody else runs it anyway")
 def test_control_plane_needs_no_root(control_plane: ControlPlane) -> None:
+    # Not below root's own folder, which nobody else may enter.
     place = Path(f"/tmp/hpu-nobody-{os.getpid()}")
+    for left in Path("/tmp").glob("hpu-nobody-*"):
+        if identify(int(left.name.rpartition("-")[2])) is None:  # its test run was killed
+            end_all(left / "clusters" / "nobody")
+            shutil.rmtree(left)
     place.mkdir()
     try:
         binaries = place / "bin"

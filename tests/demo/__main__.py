@@ -6,9 +6,11 @@ import sys
 from typing import Annotated
 
 import typer
+from openai import OpenAIError
 
 from tests.cluster.errors import ClusterError
 from tests.demo import story
+from tests.demo.installation import NoModel
 from tests.demo.kube import CommandFailed
 from tests.demo.progress import NotReady
 from tests.images.errors import ImageError
@@ -21,7 +23,7 @@ def demo(
     """Show the whole of it on this machine. Run it again: it goes on from where it was."""
     try:
         story.tell(name=name, nodes=nodes)
-    except (ClusterError, ImageError, CommandFailed, NotReady) as error:
+    except (ClusterError, ImageError, CommandFailed, NoModel, NotReady, OpenAIError, OSError) as error:
         print(f"\ndemo: {error}\n\nRun it again to go on from here, or `make down` to begin anew.", file=sys.stderr)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import build, modules
+from tests.cluster import build, modules, ports
 from tests.cluster.state import Cluster
 
 Object = dict[str, Any]
@@ -58,15 +58,18 @@ class Kube:
         return items
 
     def _run(self, program: Path, arguments: tuple[str, ...], stdin: str | None, timeout_seconds: float) -> str:
-        done = subprocess.run(
-            [str(program), *arguments],
-            env=self.environment(),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [str(program), *arguments],
+                env=self.environment(),
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=timeout_seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CommandFailed(f"{program.name} {' '.join(arguments)}: no answer in {timeout_seconds:.0f} s") from None
         if done.returncode:
             raise CommandFailed(f"{program.name} {' '.join(arguments)}: {(done.stderr or done.stdout).strip()}")
         return done.stdout
@@ -80,7 +83,7 @@ class Kube:
     @contextlib.contextmanager
     def forwarded(self, target: str, port: int, *, namespace: str = "default") -> Iterator[str]:
         """`kubectl port-forward`: the URL on this machine's loopback while the block runs."""
-        local = _free_port()
+        local = ports.choose(1)[0]
         command = [str(self.binaries / "kubectl"), "-n", namespace, "port-forward", target, f"{local}:{port}"]
         with subprocess.Popen(
             command, env=self.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -92,13 +95,7 @@ class Kube:
                 process.terminate()
 
 
-def _free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-def _wait_for_listener(process: subprocess.Popen[str], port: int, target: str, timeout_seconds: float = 20) -> None:
+def _wait_for_listener(process: subprocess.Popen[str], port: int, target: str, timeout_seconds: float = 60) -> None:
     deadline = time.monotonic() + timeout_seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:

@@ -12,6 +12,7 @@ from tests.cluster import launcher
 from tests.cluster.launcher import Request
 from tests.demo import installation, next_steps, progress, question
 from tests.demo.kube import Kube
+from tests.images.store import heartbeat
 
 QUESTION = "What is the capital of France, and what is it known for?"
 READY_SECONDS = 300.0
@@ -47,8 +48,11 @@ def tell(*, name: str, nodes: int) -> None:
         kube = Kube.of(cluster)
         references = installation.provide_images(cluster, images)
     with teller.step(f'A model on a volume, with the claim "{installation.CLAIM}"'):
-        installation.provide_models(kube, installation.model_folder())
-    with teller.step(f"helm upgrade --install {installation.RELEASE} charts/hpu-operator"):
+        with heartbeat("the checkpoint is made from its package, once", teller.say):
+            folder = installation.model_folder()
+        installation.provide_models(kube, folder)
+    title = f"helm upgrade --install {installation.RELEASE} charts/hpu-operator"
+    with teller.step(title), heartbeat("helm waits for the operator", teller.say):
         installation.install_operator(kube, references)
     model = yaml.safe_load(installation.EXAMPLE.read_text())["metadata"]["name"]
     applied = time.monotonic()

@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
+from openai import OpenAIError
 
-from tests.demo import installation, progress
+from tests.cluster.errors import ClusterError
+from tests.demo import installation, progress, story
+from tests.demo.__main__ import demo
+from tests.demo.installation import NoModel
 from tests.demo.kube import CommandFailed, Kube
 from tests.demo.progress import NotReady, Object
 from tests.demo.question import Answer
 from tests.demo.story import WIDTH, _Wrapped
+from tests.images.errors import StepFailed
 
 
 def inference(generation: int = 1, observed: int = 1, *, ready: str = "False", reason: str = "Loading") -> Object:
@@ -114,6 +120,40 @@ def test_a_failing_command_is_named_with_what_it_wrote(tmp_path: Path) -> None:
     config.parent.mkdir()
     with pytest.raises(CommandFailed, match="kubectl get x: no such thing"):
         Kube(config, tmp_path, tmp_path).kubectl("get", "x")
+
+
+def test_a_command_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text("#!/bin/sh\nexec sleep 60\n")
+    kubectl.chmod(0o755)
+    with pytest.raises(CommandFailed, match="kubectl get x: no answer in 0 s"):
+        Kube(tmp_path / "kubeconfig", tmp_path, tmp_path).kubectl("get", "x", timeout_seconds=0.1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ClusterError("no cluster", "x"),
+        StepFailed("no image", "x"),
+        CommandFailed("no command"),
+        NoModel("no model"),
+        NotReady("not ready"),
+        OpenAIError("no answer"),
+        OSError(28, "No space left on device"),
+    ],
+)
+def test_whatever_fails_is_said_without_a_traceback(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(story, "tell", fail)
+    with pytest.raises(typer.Exit):
+        demo()
+    said = capsys.readouterr().err
+    assert f"demo: {error}" in said
+    assert "make down" in said
 
 
 def test_commands_see_nothing_of_the_callers_cluster_or_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from tests.cluster.errors import ClusterError
 from tests.images.build import LOCAL_TARGETS, LOCKS, Bases, build
 from tests.images.errors import ImageError
 from tests.images.nodes import prepare
@@ -34,8 +35,11 @@ def main(arguments: list[str]) -> int:
         bases = Bases(python=options.python_base, gaudi=options.gaudi_base)
         for image in build(options.targets, bases=bases).values():
             print(f"{image.target} {image.reference}")
-    except ImageError as error:
+    except (ImageError, ClusterError) as error:  # a ClusterError: the programs that unpack images for the nodes
         print(f"images: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"images: {error}\n  -> is there room in the cache, and may this user write there?", file=sys.stderr)
         return 1
     return 0
 

@@ -16,7 +16,7 @@ from tests.images import base, index
 from tests.images.buildah import Buildah
 from tests.images.errors import UnknownImage
 from tests.images.layout import Layout
-from tests.images.pruning import note_use, prune
+from tests.images.pruning import note_use, prune, stored
 from tests.images.scratch import scratch
 from tests.images.store import Store, checksum, say, step
 
@@ -114,8 +114,9 @@ def build(
                         digest = Layout(store.layout).add(store, buildah, reference)
                 built[target] = Image(target, reference, digest)
                 _record(store, built)
-            Layout(store.layout).keep(image.reference for image in built.values() if image.digest)
+            # Another checkout's tests may read what it built last, and a version before it: they stay as long there.
             prune(store, buildah, pinned={base.REFERENCE, *_in_records(store)})
+            Layout(store.layout).keep({name for image in stored(store) for name in image.names})
         for target in targets:
             note_use(store, built[target].reference)
             say(f"{target}: {built[target].reference}{'' if target in missing else ' (as built before)'}")
@@ -123,22 +124,27 @@ def build(
 
 
 def recorded(store: Store) -> dict[str, Image]:
-    """What was built last, by target."""
-    if not store.record.exists():
-        return {}
-    return {target: Image(**fields) for target, fields in json.loads(store.record.read_text()).items()}
+    """What this checkout built last, by target."""
+    return {target: Image(**fields) for target, fields in _read(store.record).get(str(ROOT), {}).items()}
 
 
 def _record(store: Store, built: dict[str, Image]) -> None:
+    others = {checkout: images for checkout, images in _read(store.record).items() if Path(checkout).exists()}
+    own = {target: asdict(image) for target, image in sorted(built.items())}
     partial = store.record.with_suffix(".partial")
-    partial.write_text(json.dumps({target: asdict(image) for target, image in sorted(built.items())}, indent=1))
+    partial.write_text(json.dumps(others | {str(ROOT): own}, indent=1))
     partial.rename(store.record)
 
 
+def _read(record: Path) -> dict[str, dict[str, dict[str, str]]]:
+    """Checkout -> target -> an image's fields."""
+    return dict(json.loads(record.read_text())) if record.exists() else {}
+
+
 def _in_records(store: Store) -> set[str]:
-    """What any set of images has as its current one."""
-    records = (json.loads(path.read_text()) for path in store.folder.glob("images*.json"))
-    return {fields["reference"] for record in records for fields in record.values()}
+    """What any checkout, and any set of images, has as its current one."""
+    records = [_read(path) for path in store.folder.glob("built*.json")]
+    return {fields["reference"] for record in records for images in record.values() for fields in images.values()}
 
 
 def _is_whole(store: Store, image: Image | None, wanted_tag: str) -> bool:

@@ -29,7 +29,8 @@ def own(store: Store, images: dict[str, Image]) -> Iterator[Store]:
     _remove_sets_of_the_dead(store)
     own = Store(store.folder, f"-test-{os.getpid()}")
     try:
-        _link_layers(Layout(store.layout), Layout(own.layout))
+        with store.locked():  # a build of another checkout may remove what it keeps no longer
+            _link_layers(Layout(store.layout), Layout(own.layout))
         yield own
     finally:
         _remove_set(own)

@@ -104,7 +104,8 @@ class Layout:
         if not self.folder.exists():
             return
         kept_names = set(references)
-        kept = [entry for entry in self.manifests() if entry["annotations"][_NAME] in kept_names]
+        named = [entry for entry in self.manifests() if entry["annotations"][_NAME] in kept_names]
+        kept = [entry for entry in named if self.blob(entry["digest"]).exists()]
         digests = {part for entry in kept for part in self.referenced(entry["digest"])}
         self._write_index(kept)
         self._remember({diff_id: digest for diff_id, digest in self._known().items() if digest in digests})

@@ -8,6 +8,7 @@ nothing is placed, and the images are imported as usual.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from tests.images.build import Image
 from tests.images.buildah import ISOLATED, tail
 from tests.images.errors import StepFailed
 from tests.images.layout import Layout
+from tests.images.pruning import KEPT_VERSIONS
 from tests.images.store import Store, checksum, step
 
 _FORMAT = "1"
@@ -64,11 +66,12 @@ def prepare(store: Store, images: Sequence[Image], binaries: Path) -> Path:
     seeds = seed.parent
     with store.locked():
         if seed.exists():
+            os.utime(seed)
             return seed
         seeds.mkdir(exist_ok=True)
-        earlier = [path for path in seeds.iterdir() if path.suffix != ".partial"]
         for path in seeds.glob("*.partial"):
             shutil.rmtree(path)
+        earlier = sorted(seeds.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         partial = seed.with_suffix(".partial")
         with step("images unpacked for the nodes (once per content)"):
             held: set[str] = set()
@@ -80,8 +83,12 @@ def prepare(store: Store, images: Sequence[Image], binaries: Path) -> Path:
             shutil.rmtree(partial / _IDENTITY, ignore_errors=True)
             _share_blobs(store, partial)
             partial.rename(seed)
-        for path in earlier:
-            shutil.rmtree(path)
+            os.utime(seed)
+        for path in earlier[KEPT_VERSIONS - 1 :]:
+            # Under another name first: whoever copies it just now notices, and takes no half for a whole.
+            going = path.with_suffix(".partial")
+            path.rename(going)
+            shutil.rmtree(going)
         return seed
 
 
@@ -138,8 +145,12 @@ def _linked(seed: Path, root: Path) -> bool:
     if done.returncode:
         shutil.rmtree(partial, ignore_errors=True)
         return False
-    for path in partial.glob(_DATABASES):
-        path.unlink()
-        shutil.copy2(seed / path.relative_to(partial), path)
-    partial.rename(root)
+    try:
+        for path in list(partial.glob(_DATABASES)):
+            path.unlink()
+            shutil.copy2(seed / path.relative_to(partial), path)
+        partial.rename(root)
+    except OSError:  # removed meanwhile, or the disk is full
+        shutil.rmtree(partial, ignore_errors=True)
+        return False
     return True

@@ -3,7 +3,7 @@
 storage/     buildah's layers, its own and not the machine's
 base/        the base image's file system as one archive
 oci/         the finished images, sharing layers: an OCI layout
-images.json  what was built from which content
+built.json   what each checkout built last, and from which content
 uses.json    when each version was asked for last
 tmp/         a folder for each call that is at work
 """
@@ -14,12 +14,15 @@ import contextlib
 import fcntl
 import hashlib
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.machine import cache_folder
+
+HEARTBEAT_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Store:
 
     @property
     def record(self) -> Path:
-        return self.folder / f"images{self.set_name}.json"
+        return self.folder / f"built{self.set_name}.json"
 
     @property
     def uses(self) -> Path:
@@ -85,8 +88,28 @@ def say(text: str) -> None:
 
 @contextlib.contextmanager
 def step(text: str) -> Iterator[None]:
-    """Says what takes long when it starts, and how long it took."""
+    """Says what takes long when it starts, while it is at work, and how long it took."""
     say(f"{text} ...")
     start = time.monotonic()
-    yield
+    with heartbeat(text, say):
+        yield
     say(f"{text}: {time.monotonic() - start:.1f} s")
+
+
+@contextlib.contextmanager
+def heartbeat(text: str, listener: Callable[[str], None]) -> Iterator[None]:
+    """While something long is at work, say so again and again, so that silence never looks like a hang."""
+    start = time.monotonic()
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(HEARTBEAT_SECONDS):
+            listener(f"{text}: at work for {time.monotonic() - start:.0f} s")
+
+    heart = threading.Thread(target=beat, daemon=True)
+    heart.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        heart.join()

@@ -54,6 +54,8 @@ def test_a_change_of_code_makes_one_small_layer(own: Store, checkout: Path) -> N
     assert after.reference != before.reference
     assert layers(own, after)[:-1] == layers_before[:-1]
     assert layers(own, after)[-1] != layers_before[-1]
+    # Whoever asked for the one before may still read it.
+    assert Layout(own.layout).is_whole(before.digest)
 
 
 class _EmptyIndex(http.server.BaseHTTPRequestHandler):

@@ -76,7 +76,7 @@ def run(fleet: Fleet, namespace: str, name: str, node: str, image: str, argument
         status.update(found)
         return found["phase"] in ("Succeeded", "Failed")
 
-    wait_for(f"the end of {name}", ended, timeout_seconds=90, interval_seconds=0.5)
+    wait_for(f"the end of {name}", ended, timeout_seconds=180, interval_seconds=0.5)
     log = fleet.kubectl("logs", "--namespace", namespace, name)
     assert status["phase"] == "Succeeded", f"{json.dumps(status, indent=1)}\n{log}"
     return log

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import build as programs
-from tests.cluster import modules
+from tests.cluster import modules, ports
 from tests.images.build import Image
 from tests.images.errors import UnknownImage
 from tests.images.registry import BadRegistry, push
@@ -27,9 +26,7 @@ from tests.images.store import Store
 def registry(tmp_path: Path) -> Iterator[str]:
     """HOST:PORT of an empty registry."""
     folder = programs.build(modules.registry, modules.REGISTRY)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{ports.choose(1)[0]}"
     configuration = tmp_path / "registry.yml"
     configuration.write_text(
         f"version: 0.1\nlog: {{accesslog: {{disabled: true}}}}\nhttp: {{addr: '{address}'}}\n"
@@ -40,9 +37,9 @@ def registry(tmp_path: Path) -> Iterator[str]:
             [folder / "registry", "serve", configuration], stdout=log, stderr=log, env={"PATH": os.environ["PATH"]}
         )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/v2/", timeout=2):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/v2/", timeout=5):
                 break
             time.sleep(0.1)
         else:
@@ -50,7 +47,7 @@ def registry(tmp_path: Path) -> Iterator[str]:
         yield address
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=20)
+        process.wait(timeout=60)
 
 
 def test_a_pushed_image_can_be_pulled_as_it_was_built(store: Store, images: dict[str, Image], registry: str) -> None:
@@ -59,14 +56,14 @@ def test_a_pushed_image_can_be_pulled_as_it_was_built(store: Store, images: dict
     assert pushed.reference == f"{registry}/team/hpu/operator:{image.reference.rpartition(':')[2]}"
     url = f"http://{registry}/v2/team/hpu/operator/manifests/{pushed.digest}"
     accept = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=10) as answer:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=60) as answer:
         manifest = json.load(answer)
     blobs = f"http://{registry}/v2/team/hpu/operator/blobs"
-    with urllib.request.urlopen(f"{blobs}/{manifest['config']['digest']}", timeout=10) as answer:
+    with urllib.request.urlopen(f"{blobs}/{manifest['config']['digest']}", timeout=60) as answer:
         assert json.load(answer)["config"]["Entrypoint"] == ["/opt/app/bin/hpu-operator"]
     for layer in manifest["layers"]:
         head = urllib.request.Request(f"{blobs}/{layer['digest']}", method="HEAD")
-        with urllib.request.urlopen(head, timeout=10) as answer:
+        with urllib.request.urlopen(head, timeout=60) as answer:
             assert int(answer.headers["Content-Length"]) == layer["size"]
 
 

@@ -44,7 +44,7 @@ class Holder:
         self.process.wait()
 
     def end(self) -> None:
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=60)
 
 
 def test_a_folder_goes_with_its_call(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_the_child_of_a_killed_process_keeps_the_folder_as_long_as_it_lives(tmp_
             assert (killed.folder / "file").exists()
     finally:
         os.kill(killed.child, 9)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while killed.folder.exists() and time.monotonic() < deadline:  # init buries it
         with scratch(tmp_path):
             time.sleep(0.05)
