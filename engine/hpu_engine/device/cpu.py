@@ -23,9 +23,11 @@ from hpu_engine.device.native.ops import NativeOps
 _LinearKey = tuple[torch.dtype, int, int]
 """Type, rows and columns of a weight: linears of one key are treated alike."""
 
-ROWS_OF_ONE_THREAD = 4
-"""Up to so many tokens a second thread is not worth being woken for every operation (SmolLM2 over HTTP, one request on
-two cores: 22 to 24 tokens/s with one thread, 14 to 15 with two).
+FEW_ROWS = 4
+"""Up to so many tokens a step does nothing but read weights, and nothing beside its linears is cut among threads. Where
+one thread reads as fast as memory gives, a second is not worth being woken for every linear (a Zen 5 of two cores: 22
+to 24 tokens/s with one thread, 14 to 15 with two); where it does not, the second pays (a Xeon with AMX: the linears of
+SmolLM2 take 19 ms by one thread, 13 by two).
 """
 
 
@@ -46,9 +48,12 @@ class CpuDevice(Device):
 
     @contextmanager
     def working_on(self, rows: int) -> Iterator[None]:
-        """One thread for few tokens. Compiled kernels decide by themselves, exact ones must not differ by steps."""
+        """One thread for few tokens, where more were seen not to pay. Compiled kernels decide by themselves, exact ones
+        must not differ by steps.
+        """
         threads = torch.get_num_threads()
-        if self._exact or self._native is not None or rows > ROWS_OF_ONE_THREAD or threads == 1:
+        is_decided = self._exact or self._native is not None or threads == 1
+        if is_decided or rows > FEW_ROWS or self._kernels.threads_pay_for_one_row:
             yield
             return
         torch.set_num_threads(1)

@@ -1,14 +1,16 @@
 """Which kernel multiplies by a weight: candidates of this build and processor, timed once per shape before serving.
 
 A worker keeps one layout of a weight, so the choice is by all row counts a step has: one, a few, a full batch, a chunk.
-Times are CPU times of one thread: wall time, or threads that wait for each other, would measure the neighbours.
+Times are CPU times of one thread: wall time, or threads that wait for each other, would measure the neighbours. Whether
+more threads pay for one row can only be told from wall time. In a step a weight has left the caches since its last
+use, so it is made to leave them here.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,8 @@ LARGE_ELEMENTS = 16 * 1024 * 1024
 MOST_ROWS_OF_LARGE = 32
 """A matrix as large as an output vocabulary sees the rows that emit a token, never those of a chunk."""
 
+_EVICTING_BYTES = 8 * 1024 * 1024
+"""More than the caches of one core hold."""
 _SECONDS_PER_SHAPE = 0.004
 _REPEATS = 5
 _HOPELESS = 3.0
@@ -36,13 +40,24 @@ class LinearKernels:
 
     def __init__(self) -> None:
         self._orders: dict[tuple[torch.dtype, int, int], tuple[Kernel, ...]] = {}
+        self._saved: dict[tuple[torch.dtype, int, int], float] = {}
+        self._saved_by_threads = 0.0
+
+    @property
+    def threads_pay_for_one_row(self) -> bool:
+        """Whether all linears built so far, one row each, take less time by all threads than by one."""
+        return self._saved_by_threads > 0.0
 
     def build(self, weight: Tensor, bias: Tensor | None) -> Linear:
         key = (weight.dtype, weight.shape[0], weight.shape[1])
         if key not in self._orders:
             self._orders[key] = _fastest_first(weight, bias)
         # A weight whose digits the fastest kernel would lose gets the next one.
-        return next(linear for kernel in self._orders[key] if (linear := kernel(weight, bias)) is not None)
+        linear = next(linear for kernel in self._orders[key] if (linear := kernel(weight, bias)) is not None)
+        if key not in self._saved:
+            self._saved[key] = _saved_by_threads(linear, _sample(1, weight))
+        self._saved_by_threads += self._saved[key]
+        return linear
 
 
 def plain(weight: Tensor, bias: Tensor | None) -> Linear:
@@ -91,6 +106,7 @@ def _slowdowns(linears: dict[Kernel, Linear], x: Tensor) -> dict[Kernel, float]:
         for kernel, linear in linears.items():
             if best[kernel] < float("inf") and best[kernel] > _HOPELESS * least:
                 continue
+            _evict()
             started = time.thread_time()
             linear(x)
             took = time.thread_time() - started
@@ -100,6 +116,33 @@ def _slowdowns(linears: dict[Kernel, Linear], x: Tensor) -> dict[Kernel, float]:
             break
     least = min(best.values())
     return {kernel: value / least for kernel, value in best.items()}
+
+
+def _saved_by_threads(linear: Linear, x: Tensor) -> float:
+    """Seconds of wall time that all threads save of one thread's, both at their best."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        return 0.0
+    best = dict.fromkeys((1, threads), float("inf"))
+    try:
+        for count in (1, threads) * _REPEATS:
+            torch.set_num_threads(count)
+            _evict()
+            started = time.perf_counter()
+            linear(x)
+            best[count] = min(best[count], time.perf_counter() - started)
+    finally:
+        torch.set_num_threads(threads)
+    return best[1] - best[threads]
+
+
+def _evict() -> None:
+    _evicting().max()
+
+
+@cache
+def _evicting() -> Tensor:
+    return torch.ones(_EVICTING_BYTES // 4)
 
 
 def _sample(rows: int, weight: Tensor) -> Tensor:

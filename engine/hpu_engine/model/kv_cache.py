@@ -47,9 +47,10 @@ class LayerCache:
 
     def write(self, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store new tokens: `keys`, `values` [tokens, kv_heads, head_dim]."""
-        head_dim = self.keys.shape[-1]
-        self.keys.view(-1, head_dim).index_copy_(0, slot_rows, keys.reshape(-1, head_dim))
-        self.values.view(-1, head_dim).index_copy_(0, slot_rows, values.reshape(-1, head_dim))
+        # Put, not copied by row: that would take keys and values of one piece, which they are not.
+        rows = (slot_rows.view(keys.shape[:2]),)
+        self.keys.view(-1, keys.shape[-1]).index_put_(rows, keys)
+        self.values.view(-1, keys.shape[-1]).index_put_(rows, values)
 
 
 def allocate_kv_cache(

@@ -36,8 +36,14 @@ class RotaryTable:
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     """`x` [tokens, heads, head_dim], turned by cos and sin of `RotaryTable.at`."""
-    pairs = x.view(*x.shape[:-1], -1, 2).flip(-1) if interleaved else x.view(*x.shape[:-1], 2, -1).flip(-2)
-    return torch.addcmul(x * cos, pairs.view(x.shape), sin)
+    turned = x * cos
+    if interleaved:
+        return turned.addcmul_(x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape), sin)
+    # Halves are swapped where they lie: a swapped copy of `x` would cost as much as the rest.
+    half = x.shape[-1] // 2
+    turned[..., :half].addcmul_(x[..., half:], sin[..., :half])
+    turned[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return turned
 
 
 def _frequencies(rotary: Rotary, head_dim: int) -> tuple[Tensor, float]:

@@ -6,6 +6,7 @@ All work row by row, so that a row's bits depend on that row alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -52,7 +53,9 @@ class ChunkAttention(Protocol):
 
 class StepOps(Protocol):
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """`x` + `delta` [rows, width] (`x` itself without one), and its root mean square norm times `weight`."""
+        """`x` + `delta` [rows, width] (`x` itself without one), and its root mean square norm times `weight` in the
+        type of `weight`. The sum may be kept in a wider type.
+        """
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """[rows, 2 * width], gate first, to silu(gate) * up [rows, width]."""
@@ -72,8 +75,9 @@ class StepOps(Protocol):
 
 class TorchOps:
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        total = x if delta is None else x + delta
-        return total, F.rms_norm(total, weight.shape, weight, eps)
+        # What is added up layer by layer is kept in float32: the norm needs it so, and no digit of the sum is lost.
+        total = x.float() if delta is None else x + delta
+        return total, _rms_norm(total, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return silu_mul(gate_up)
@@ -82,9 +86,8 @@ class TorchOps:
         turned = heads + (qkv.shape[1] - heads) // 2
         qk, values = qkv[:, :turned], qkv[:, turned:]
         if norms is not None:
-            shape = (qkv.shape[-1],)
-            normed_q = F.rms_norm(qk[:, :heads], shape, norms.q, norms.eps)
-            qk = torch.cat((normed_q, F.rms_norm(qk[:, heads:], shape, norms.k, norms.eps)), 1)
+            parts = ((qk[:, :heads], norms.q), (qk[:, heads:], norms.k))
+            qk = torch.cat([_rms_norm(part.float(), weight, norms.eps) for part, weight in parts], 1)
         qk = rotate(qk, turn.cos, turn.sin, interleaved=turn.interleaved)
         return qk[:, :heads], qk[:, heads:], values
 
@@ -96,6 +99,22 @@ class TorchOps:
 
     def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> None:
         return None
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`x` [..., width] float32 to the type of `weight`, by half of the operators that `F.rms_norm` is composed of where
+    the two types differ.
+    """
+    if weight.dtype is torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    scale = torch.addcmul(_constant(eps), length, length, value=1 / x.shape[-1]).rsqrt_()
+    return (x * scale).mul_(weight).to(weight.dtype)
+
+
+@cache
+def _constant(value: float) -> Tensor:
+    return torch.tensor(value)
 
 
 TORCH_OPS = TorchOps()
