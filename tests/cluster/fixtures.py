@@ -5,36 +5,49 @@ A cluster is named after the test process. One whose process was killed is remov
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator
 
 import pytest
+from xdist.workermanage import WorkerController
 
-from tests.cluster import launcher, state
+from tests.cluster import launcher, processes, state
 from tests.cluster.fleet import Fleet
 from tests.cluster.handle import ControlPlane
 from tests.cluster.proxy import ApiLatency
 
 # What each node of the two-node cluster offers, as on a real board.
 CARDS_PER_NODE = 8
+_figures: list[str] = []
 
 
-def _up(kind: str, nodes: int, cards: int = 0) -> state.Cluster:
+@contextlib.contextmanager
+def _up(kind: str, nodes: int, cards: int = 0) -> Iterator[state.Cluster]:
+    """A cluster of this test run; what it took is printed at the end of the run."""
     launcher.remove_orphans()
-    name = f"{kind}-{os.getpid()}"
-    return launcher.up(launcher.Request(name, nodes, cards, owner=state.this_process()))
+    start = time.monotonic()
+    request = launcher.Request(f"{kind}-{os.getpid()}", nodes, cards, owner=state.this_process())
+    cluster = launcher.up(request)
+    up_seconds, memory = time.monotonic() - start, processes.memory_bytes(cluster.folder)
+    try:
+        yield cluster
+    finally:
+        start = time.monotonic()
+        launcher.down(cluster.name)
+        size = f"{nodes} nodes" if nodes else "a control plane"
+        down_seconds = time.monotonic() - start
+        _figures.append(f"{size}: up in {up_seconds:.1f} s, {memory >> 20} MiB, down in {down_seconds:.1f} s")
 
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
     """etcd, API server with audit log, controllers and scheduler; no node, no root."""
-    cluster = _up("tests", nodes=0)
-    try:
+    with _up("tests", nodes=0) as cluster:
         yield ControlPlane(cluster)
-    finally:
-        launcher.down(cluster.name)
 
 
 @pytest.fixture(scope="session")
@@ -42,11 +55,8 @@ def two_node_cluster() -> Iterator[Fleet]:
     """Two real nodes with containerd, CNI, kube-proxy and DNS. Needs root."""
     if os.geteuid() != 0:
         pytest.skip("nodes need root: namespaces, mounts and cgroups")
-    cluster = _up("fleet", nodes=2, cards=CARDS_PER_NODE)
-    try:
+    with _up("fleet", nodes=2, cards=CARDS_PER_NODE) as cluster:
         yield Fleet(cluster)
-    finally:
-        launcher.down(cluster.name)
 
 
 @pytest.fixture
@@ -68,6 +78,24 @@ def api_latency(control_plane: ControlPlane) -> Iterator[ApiLatency]:
         yield proxy
     finally:
         proxy.close()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # A worker of two hands its figures to the process that prints.
+    if output := getattr(session.config, "workeroutput", None):
+        output["clusters"] = _figures
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist
+def pytest_testnodedown(node: WorkerController) -> None:
+    _figures.extend(getattr(node, "workeroutput", {}).get("clusters", []))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _figures:
+        terminalreporter.section("clusters")
+        for line in _figures:
+            terminalreporter.line(line)
 
 
 def namespace_name(test_name: str) -> str:

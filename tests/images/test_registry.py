@@ -16,6 +16,7 @@ import pytest
 
 from tests.cluster import build as programs
 from tests.cluster import modules, ports
+from tests.images.__main__ import main
 from tests.images.build import Image
 from tests.images.errors import UnknownImage
 from tests.images.registry import BadRegistry, push
@@ -50,11 +51,17 @@ def registry(tmp_path: Path) -> Iterator[str]:
         process.wait(timeout=60)
 
 
-def test_a_pushed_image_can_be_pulled_as_it_was_built(store: Store, images: dict[str, Image], registry: str) -> None:
-    [pushed] = push(f"{registry}/team/hpu", ["operator"], store)
+def test_a_pushed_image_can_be_pulled_as_it_was_built(
+    store: Store, images: dict[str, Image], registry: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command line, as `make images REGISTRY=...` calls it."""
+    assert main(["push", f"{registry}/team/hpu", "operator"]) == 0
     image = images["operator"]
-    assert pushed.reference == f"{registry}/team/hpu/operator:{image.reference.rpartition(':')[2]}"
-    url = f"http://{registry}/v2/team/hpu/operator/manifests/{pushed.digest}"
+    target, _, pushed = capsys.readouterr().out.strip().partition(" ")
+    reference, _, digest = pushed.partition("@")
+    assert target == "operator"
+    assert reference == f"{registry}/team/hpu/operator:{image.reference.rpartition(':')[2]}"
+    url = f"http://{registry}/v2/team/hpu/operator/manifests/{digest}"
     accept = {"Accept": "application/vnd.oci.image.manifest.v1+json"}
     with urllib.request.urlopen(urllib.request.Request(url, headers=accept), timeout=60) as answer:
         manifest = json.load(answer)
