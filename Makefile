@@ -8,6 +8,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3 || echo python3)
 # An empty one is none. Absolute: programs run in other folders.
 override HPU_CACHE := $(abspath $(or $(HPU_CACHE),$(HOME)/.cache/hpu-inference))
+$(if $(word 2,$(HPU_CACHE)),$(error HPU_CACHE=$(HPU_CACHE): make cannot handle spaces in it, choose another folder))
 export HPU_CACHE
 UV_VERSION := 0.13.9
 UV_FOLDER := $(HPU_CACHE)/uv-$(UV_VERSION)
