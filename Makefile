@@ -5,7 +5,11 @@ SHELL := /bin/bash
 # One after the other, also with -j: `machine` says what is missing before anything is made.
 .NOTPARALLEL:
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3 || echo python3)
+ifeq ($(origin PYTHON),undefined)
+# Not that of our own environment, should the caller have it on PATH: it is made, and removed, by this one.
+PYTHON := $(shell own="$(CURDIR)/.venv/bin:"; PATH="$${PATH//"$$own"/}"; \
+  command -v python3.11 || command -v python3.12 || command -v python3 || echo python3)
+endif
 # An empty one is none. Absolute: programs run in other folders.
 override HPU_CACHE := $(abspath $(or $(HPU_CACHE),$(HOME)/.cache/hpu-inference))
 $(if $(word 2,$(HPU_CACHE)),$(error HPU_CACHE=$(HPU_CACHE): make cannot handle spaces in it, choose another folder))

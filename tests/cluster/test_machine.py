@@ -67,6 +67,24 @@ def test_make_says_that_there_is_no_python(bare_path: str, tmp_path: Path, targe
     assert {path.name for path in tmp_path.iterdir()} == {"Makefile", "tools"}
 
 
+def test_make_does_not_take_the_python_of_its_own_environment(tmp_path: Path) -> None:
+    shutil.copy(REPOSITORY / "Makefile", tmp_path)
+    own = tmp_path / ".venv" / "bin"
+    own.mkdir(parents=True)
+    for name in ("python3.11", "python3"):
+        (own / name).symlink_to(sys.executable)
+    printed = subprocess.run(
+        ["make", "--silent", "--eval", "which: ; @echo $(PYTHON)", "which"],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{own}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert printed
+    assert not printed.startswith(str(own))
+
+
 def test_a_python_without_venv_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.missing_for_set_up() == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
