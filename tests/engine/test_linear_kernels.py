@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpu_engine.device import linear_kernels
 from hpu_engine.device.base import Linear
-from hpu_engine.device.cpu import FEW_ROWS, CpuDevice
+from hpu_engine.device.cpu import ROWS_OF_ONE_THREAD, CpuDevice
 from hpu_engine.device.half_weights import fits_half
 from hpu_engine.device.linear_kernels import KERNELS, LinearKernels, packed, plain
 
@@ -74,28 +74,30 @@ def test_bfloat16_weights_keep_their_type() -> None:
     assert packed(torch.zeros(4, 4, dtype=torch.int64), None) is None
 
 
-@pytest.mark.parametrize("threads_pay", [False, True])
-def test_few_tokens_are_computed_by_one_thread_unless_more_pay_and_the_others_are_back_afterwards(
-    monkeypatch: pytest.MonkeyPatch, threads_pay: bool
+def test_few_tokens_are_computed_by_one_thread_and_the_others_are_back_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_to: list[int] = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    monkeypatch.setattr(LinearKernels, "threads_pay_for_one_row", threads_pay)
-    for rows in (1, FEW_ROWS, FEW_ROWS + 1):
+    for rows in (1, ROWS_OF_ONE_THREAD, ROWS_OF_ONE_THREAD + 1):
         with CpuDevice().working_on(rows):
             pass
         with CpuDevice(exact=True).working_on(rows):
             pass
-    assert set_to == ([] if threads_pay else [1, 2, 1, 2])
+    assert set_to == [1, 2, 1, 2]
 
 
-@pytest.mark.parametrize(("alone", "together"), [(0.002, 0.0), (0.0, 0.002)])
-def test_whether_threads_pay_is_measured(monkeypatch: pytest.MonkeyPatch, alone: float, together: float) -> None:
+@pytest.mark.parametrize(("alone", "together"), [(0.004, 0.0), (0.0, 0.004)])
+def test_a_linear_calls_all_threads_for_few_tokens_where_that_was_seen_to_pay(
+    monkeypatch: pytest.MonkeyPatch, alone: float, together: float
+) -> None:
     threads = [2]
+    used: list[int] = []
 
     def kernel(weight: Tensor, bias: Tensor | None) -> Linear:
         def apply(x: Tensor) -> Tensor:
+            used.append(threads[0])
             time.sleep(alone if threads[0] == 1 else together)
             return F.linear(x, weight, bias)
 
@@ -104,7 +106,9 @@ def test_whether_threads_pay_is_measured(monkeypatch: pytest.MonkeyPatch, alone:
     monkeypatch.setattr(linear_kernels, "KERNELS", (kernel,))
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: threads.__setitem__(0, count))
-    kernels = LinearKernels()
-    kernels.build(torch.randn(64, 32), None)
-    assert kernels.threads_pay_for_one_row == (together < alone)
+    linear = LinearKernels().build(torch.randn(64, 32), None)
     assert threads == [2]
+    with CpuDevice().working_on(1):
+        linear(torch.randn(1, 32))
+        assert threads == [1]
+    assert used[-1] == (2 if together < alone else 1)

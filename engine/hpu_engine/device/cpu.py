@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hpu_engine.device.base import Device, ExpertKernel, Linear, UnsupportedOnDevice, WarmUpShape
+from hpu_engine.device.base import Device, ExpertKernel, Gate, Linear, UnsupportedOnDevice, WarmUpShape
 from hpu_engine.device.exact_rows import RowClass, exact_linear, find_group_rows, find_row_class
 from hpu_engine.device.expert_kernels import silu_mul, sorted_kernel, static_kernel
 from hpu_engine.device.linear_kernels import LinearKernels, packed, plain
@@ -23,11 +23,10 @@ from hpu_engine.device.native.ops import NativeOps
 _LinearKey = tuple[torch.dtype, int, int]
 """Type, rows and columns of a weight: linears of one key are treated alike."""
 
-FEW_ROWS = 4
-"""Up to so many tokens a step does nothing but read weights, and nothing beside its linears is cut among threads. Where
-one thread reads as fast as memory gives, a second is not worth being woken for every linear (a Zen 5 of two cores: 22
-to 24 tokens/s with one thread, 14 to 15 with two); where it does not, the second pays (a Xeon with AMX: the linears of
-SmolLM2 take 19 ms by one thread, 13 by two).
+ROWS_OF_ONE_THREAD = 4
+"""Up to so many tokens a second thread is not worth being woken for every operation (SmolLM2 over HTTP on a Zen 5, one
+request on two cores: 22 to 24 tokens/s with one thread, 14 to 15 with two). A linear that waits for memory longer than
+that takes, on a processor whose threads each get a part of it only, still calls all of them.
 """
 
 
@@ -48,19 +47,13 @@ class CpuDevice(Device):
 
     @contextmanager
     def working_on(self, rows: int) -> Iterator[None]:
-        """One thread for few tokens, where more were seen not to pay. Compiled kernels decide by themselves, exact ones
-        must not differ by steps.
-        """
+        """One thread for few tokens. Compiled kernels decide by themselves, exact ones must not differ by steps."""
         threads = torch.get_num_threads()
-        is_decided = self._exact or self._native is not None or threads == 1
-        if is_decided or rows > FEW_ROWS or self._kernels.threads_pay_for_one_row:
+        if self._exact or self._native is not None or rows > ROWS_OF_ONE_THREAD or threads == 1:
             yield
             return
-        torch.set_num_threads(1)
-        try:
+        with _one_thread():
             yield
-        finally:
-            torch.set_num_threads(threads)
 
     def compute_dtype(self, requested: str) -> torch.dtype:
         match requested:
@@ -92,8 +85,13 @@ class CpuDevice(Device):
         return find_group_rows(group, chunk_rows, head_dim, block_size, dtype)
 
     def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:
-        gate = self._native.silu_mul if self._native else silu_mul
-        return static_kernel(experts, gate) if self._static_shapes else sorted_kernel(experts, gate)
+        return static_kernel(experts, self.gate) if self._static_shapes else sorted_kernel(experts, self.gate)
+
+    @property
+    def gate(self) -> Gate:
+        if self._native is not None:
+            return self._native.silu_mul
+        return _uncut_silu_mul if self._exact else silu_mul
 
     def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:
         """A whole budget of prompt, prompt and decoding mixed, and decoding alone at a few widths."""
@@ -112,6 +110,24 @@ class CpuDevice(Device):
 
     def available_memory_bytes(self) -> int:
         return min(_host_available_bytes(), _cgroup_available_bytes())
+
+
+def _uncut_silu_mul(gate_up: Tensor) -> Tensor:
+    """Many elements are cut among threads, not at the ends of rows; the last ones before a cut go through instructions
+    that round otherwise, and where the cuts fall depends on how many rows there are.
+    """
+    with _one_thread():
+        return silu_mul(gate_up)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def multiplies_bfloat16() -> bool:

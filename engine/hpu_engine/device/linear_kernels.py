@@ -2,8 +2,8 @@
 
 A worker keeps one layout of a weight, so the choice is by all row counts a step has: one, a few, a full batch, a chunk.
 Times are CPU times of one thread: wall time, or threads that wait for each other, would measure the neighbours. Whether
-more threads pay for one row can only be told from wall time. In a step a weight has left the caches since its last
-use, so it is made to leave them here.
+one row is worth all threads can only be told from wall time. In a step a weight has left the caches since its last use,
+so it is made to leave them here.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _EVICTING_BYTES = 8 * 1024 * 1024
 """More than the caches of one core hold."""
 _SECONDS_PER_SHAPE = 0.004
 _REPEATS = 5
+_WORTH = 0.85
+"""Of one thread's time: all threads make room for others worse than one does."""
 _HOPELESS = 3.0
 """A kernel that is this many times slower than another at some row count is timed no further."""
 
@@ -40,13 +42,7 @@ class LinearKernels:
 
     def __init__(self) -> None:
         self._orders: dict[tuple[torch.dtype, int, int], tuple[Kernel, ...]] = {}
-        self._saved: dict[tuple[torch.dtype, int, int], float] = {}
-        self._saved_by_threads = 0.0
-
-    @property
-    def threads_pay_for_one_row(self) -> bool:
-        """Whether all linears built so far, one row each, take less time by all threads than by one."""
-        return self._saved_by_threads > 0.0
+        self._worth_threads: dict[tuple[torch.dtype, int, int], bool] = {}
 
     def build(self, weight: Tensor, bias: Tensor | None) -> Linear:
         key = (weight.dtype, weight.shape[0], weight.shape[1])
@@ -54,10 +50,9 @@ class LinearKernels:
             self._orders[key] = _fastest_first(weight, bias)
         # A weight whose digits the fastest kernel would lose gets the next one.
         linear = next(linear for kernel in self._orders[key] if (linear := kernel(weight, bias)) is not None)
-        if key not in self._saved:
-            self._saved[key] = _saved_by_threads(linear, _sample(1, weight))
-        self._saved_by_threads += self._saved[key]
-        return linear
+        if key not in self._worth_threads:
+            self._worth_threads[key] = _is_worth_threads(linear, _sample(1, weight))
+        return _by_all_threads(linear) if self._worth_threads[key] else linear
 
 
 def plain(weight: Tensor, bias: Tensor | None) -> Linear:
@@ -118,11 +113,11 @@ def _slowdowns(linears: dict[Kernel, Linear], x: Tensor) -> dict[Kernel, float]:
     return {kernel: value / least for kernel, value in best.items()}
 
 
-def _saved_by_threads(linear: Linear, x: Tensor) -> float:
-    """Seconds of wall time that all threads save of one thread's, both at their best."""
+def _is_worth_threads(linear: Linear, x: Tensor) -> bool:
+    """Whether all threads take clearly less wall time than one, both at their best."""
     threads = torch.get_num_threads()
     if threads == 1:
-        return 0.0
+        return False
     best = dict.fromkeys((1, threads), float("inf"))
     try:
         for count in (1, threads) * _REPEATS:
@@ -133,7 +128,24 @@ def _saved_by_threads(linear: Linear, x: Tensor) -> float:
             best[count] = min(best[count], time.perf_counter() - started)
     finally:
         torch.set_num_threads(threads)
-    return best[1] - best[threads]
+    return best[threads] < _WORTH * best[1]
+
+
+def _by_all_threads(linear: Linear) -> Linear:
+    """`linear` by as many threads as there are now, also where a step is given fewer. To change that takes no time."""
+    threads = torch.get_num_threads()
+
+    def apply(x: Tensor) -> Tensor:
+        given = torch.get_num_threads()
+        if given == threads:
+            return linear(x)
+        torch.set_num_threads(threads)
+        try:
+            return linear(x)
+        finally:
+            torch.set_num_threads(given)
+
+    return apply
 
 
 def _evict() -> None:
