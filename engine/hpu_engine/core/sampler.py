@@ -17,7 +17,7 @@ from torch import Tensor
 from hpu_engine.core.messages import TokenLogprobs
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.model.logit_adjustments import adjust_logits
-from hpu_engine.model.sampling_cutoffs import cutoffs
+from hpu_engine.model.sampling_cutoffs import cutoffs, drop_below
 
 LEAST_LOGPROB = -9999.0
 """In place of minus infinity, which JSON does not have."""
@@ -59,17 +59,23 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled | SamplingFail
     """`logits` [draws, vocab] float32. One result per row, or why the row has none."""
     # Log-probabilities are the model's own: of the logits before any adjustment.
     own = logits
-    finite = torch.isfinite(logits.amax(dim=-1)).tolist()
     if any(draw.params.changes_logits for draw in draws):
         logits = logits.clone()
         for row, draw in zip(logits, draws, strict=True):
             adjust_logits(row, draw.params, draw.tokens, draw.prompt_len)
-    tokens: list[int] = logits.max(dim=-1).indices.tolist()
+    # To know where the most likely token stands costs twice as much as to know how likely it is.
+    if any(draw.greedy for draw in draws):
+        peaks, places = logits.max(dim=-1)
+        tokens: list[int] = places.tolist()
+    else:
+        peaks, tokens = logits.amax(dim=-1), [0] * len(draws)
+    finite = torch.isfinite(peaks if logits is own else own.amax(dim=-1)).tolist()
     random = [index for index, draw in enumerate(draws) if not draw.greedy and finite[index]]
     for group in _alike(random, draws):
         # Rows are taken out only where some are of another kind: copying them costs as much as their softmax.
-        subset = logits if len(group) == len(draws) else logits[torch.tensor(group)]
-        for index, token in zip(group, _draw(subset, [draws[index] for index in group]), strict=True):
+        rows = slice(None) if len(group) == len(draws) else torch.tensor(group)
+        drawn = _draw(logits[rows], peaks[rows], [draws[index] for index in group])
+        for index, token in zip(group, drawn, strict=True):
             tokens[index] = token
     results: list[Sampled | SamplingFailed] = []
     for index, token in enumerate(tokens):
@@ -92,11 +98,12 @@ def _is_filtered(params: SamplingParams) -> bool:
     return params.top_p < 1.0 or params.top_k > 0 or params.min_p > 0.0
 
 
-def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    scaled = logits / _column([draw.params.temperature for draw in draws])
-    weights = (scaled - scaled.amax(-1, keepdim=True)).exp_()
+def _draw(logits: Tensor, peaks: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """`peaks` [draws]: the largest of each row's `logits`."""
+    temperatures = _column([draw.params.temperature for draw in draws])
+    weights = (logits / temperatures).sub_(peaks[:, None] / temperatures).exp_()
     if _is_filtered(draws[0].params):
-        weights = weights.masked_fill_(weights < cutoffs(weights, [draw.params for draw in draws]), 0.0)
+        drop_below(weights, cutoffs(weights, [draw.params for draw in draws]))
     return _inverse_cdf(weights, uniforms(draws))
 
 
@@ -104,12 +111,11 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> list[int]:
     """The first index whose cumulated weight exceeds uniform * total; never one of weight 0."""
     cumulated = weights.cumsum(-1)
     target = uniform.to(cumulated.dtype)[:, None] * cumulated[:, -1:]
-    index = torch.searchsorted(cumulated, target, right=True)[:, 0]
-    tokens = index.tolist()
-    for row, token in enumerate(tokens):
-        # Rounding can put the target at the very end, behind the last weight that counts.
-        if token >= weights.shape[-1] or float(weights[row, token]) == 0.0:
-            tokens[row] = int(weights[row].nonzero()[-1])
+    # Rounding can put the target at the very end, behind the last weight that counts.
+    index = torch.searchsorted(cumulated, target, right=True).clamp_max_(weights.shape[-1] - 1)
+    tokens: list[int] = index[:, 0].tolist()
+    for row in (weights.gather(1, index)[:, 0] == 0.0).nonzero()[:, 0].tolist():
+        tokens[row] = int(weights[row].nonzero()[-1])
     return tokens
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.core.sampling_params import SamplingParams
@@ -28,23 +29,34 @@ def cutoffs(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """[rows, 1] for `weights` [rows, vocab] float32, 1 for the most likely token and not negative."""
     vocab = weights.shape[-1]
     head = min(HEAD, vocab)
-    top_k = torch.tensor([[min(own.top_k or vocab, vocab)] for own in params])
+    chosen = [index for index, own in enumerate(params) if own.top_p < 1.0]
     widest = max((own.top_k for own in params if own.top_k < vocab), default=0)
-    ordered = weights.topk(max(head, widest)).values
+    ordered = weights.topk(max(head if chosen else 1, widest)).values
+    top_k = torch.tensor([[min(own.top_k or vocab, vocab)] for own in params])
     kth = torch.where(top_k < vocab, ordered.gather(1, (top_k - 1).clamp_max(ordered.shape[-1] - 1)), 0.0)
     edges = torch.maximum(kth, torch.tensor([[own.min_p] for own in params], dtype=torch.float32))
-    chosen = [index for index, own in enumerate(params) if own.top_p < 1.0]
     if chosen:
-        rows = torch.tensor(chosen)
+        rows = slice(None) if len(chosen) == len(params) else torch.tensor(chosen)
         top_p = torch.tensor([[params[index].top_p] for index in chosen], dtype=torch.float64)
         pth = _nucleus_edges(weights[rows], ordered[rows, :head], kth[rows], top_k[rows], top_p)
         edges[rows] = torch.maximum(edges[rows], pth)
     return edges
 
 
+def drop_below(weights: Tensor, edges: Tensor) -> None:
+    """Makes 0 what is below its row's edge: `weights` [rows, vocab] in place, `edges` [rows, 1]."""
+    # One pass for each row. A mask of all of them is written and read again, and takes five times as long.
+    below = torch.nextafter(edges, torch.tensor(-1.0))[:, 0].tolist()
+    for row, most_dropped in zip(weights, below, strict=True):
+        F.threshold_(row, most_dropped, 0.0)
+
+
 def _nucleus_edges(weights: Tensor, head: Tensor, kth: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """[rows, 1]; `head` holds the largest of `weights` in order, what is below `kth` is out already."""
-    left = weights.masked_fill(weights < kth, 0.0)
+    left = weights
+    if bool(kth.any()):
+        left = weights.clone()
+        drop_below(left, kth)
     # A cumulated sum runs through a row in one order; a plain sum of few long rows is cut among threads.
     wanted = top_p * left.cumsum(-1)[:, -1:].double()
     # A token stays while the mass before it is below what is wanted: the first always does.
