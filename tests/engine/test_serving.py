@@ -14,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server.running import RunningServer, post, wait_until
+from tests.server.running import PATIENCE_SECONDS, RunningServer, post, wait_until
 from tests.server.test_conformance import CHAT, GOOD, REFUSED, REFUSED_CHATS, TAKEN, check_refused
 
 PROMPT = "Blocks hold what was computed, so that"
@@ -34,7 +34,7 @@ def smol(smollm2: Path) -> Iterator[RunningServer]:
 
 
 def client_of(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SECONDS)
 
 
 def test_a_stream_equals_the_whole_text(tiny: RunningServer) -> None:
@@ -83,7 +83,7 @@ def test_any_part_of_the_text_can_be_a_stop_string(tiny: RunningServer, stream: 
             text, reason = choice.text, choice.finish_reason
         assert text == whole[: whole.index(stop)], stop
         assert reason == "stop"
-    wait_until(lambda: tiny.state().ranks[0].running == 0, "stopped rows are gone", tiny, seconds=10)
+    wait_until(lambda: tiny.state().ranks[0].running == 0, "stopped rows are gone", tiny)
 
 
 def test_many_at_once_get_what_each_gets_alone(tiny: RunningServer) -> None:
@@ -132,12 +132,12 @@ def test_the_boundary_of_the_pool_refuses_with_both_numbers_or_ends_with_length(
 def test_clients_that_leave_free_their_blocks(tiny: RunningServer, stream: bool) -> None:
     aborted = tiny.metric("vllm:request_success_total", finished_reason="abort")
     for _ in range(5):
-        with socket.create_connection(("127.0.0.1", tiny.port), 10) as raw:
+        with socket.create_connection(("127.0.0.1", tiny.port), PATIENCE_SECONDS) as raw:
             prompts = [f"{PROMPT} {number}" for number in range(8)]
             body = json.dumps({"prompt": prompts, "max_tokens": 480, "ignore_eos": True, "stream": stream}).encode()
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             wait_until(lambda: tiny.state().ranks[0].kv_blocks_used > 0, "the rows have blocks", tiny)
-        wait_until(lambda: tiny.state().ranks[0].kv_blocks_used == 0, "all blocks are free", tiny, seconds=10)
+        wait_until(lambda: tiny.state().ranks[0].kv_blocks_used == 0, "all blocks are free", tiny)
     assert tiny.metric("vllm:request_success_total", finished_reason="abort") == aborted + 40
     assert post(f"{tiny.url}/v1/completions", GOOD)[0] == 200
 
@@ -182,5 +182,5 @@ def test_identity_and_plan_input_are_what_was_loaded(smol: RunningServer) -> Non
     assert state.ranks[0].warm_up.done == state.ranks[0].warm_up.total > 0
     beat = state.ranks[0].heartbeat_age_seconds
     assert beat is not None
-    assert beat < 5
+    assert beat < 30
     assert time.monotonic() - smol.started > state.uptime_seconds

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.engine.failing_worker import SEED
-from tests.server.running import RunningServer, post, wait_until
+from tests.server.running import PATIENCE_SECONDS, RunningServer, post, wait_until
 from tests.server.test_conformance import GOOD
 
 
@@ -29,7 +29,7 @@ BODY: dict[str, Any] = {"prompt": "Blocks hold", "max_tokens": 40, "ignore_eos":
 def stream(server: RunningServer, body: dict[str, Any]) -> list[str]:
     data = json.dumps({**body, "stream": True}).encode()
     request = urllib.request.Request(f"{server.url}/v1/completions", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
         return [line.decode().removeprefix("data: ").strip() for line in answer if line.strip()]
 
 
@@ -51,14 +51,14 @@ def test_an_exception_in_one_samples_row_fails_that_request_alone(failing: Runni
     assert "ZeroDivisionError" in texts[-1]["error"]["message"]
     assert {event["choices"][0]["index"] for event in texts[:-1]} == {0, 1, 2}, "all three samples had begun"
     assert failing.metric("vllm:request_success_total", finished_reason="error") == ended + 2
-    wait_until(lambda: failing.state().ranks[0].kv_blocks_used == 0, "all blocks are free", failing, seconds=10)
+    wait_until(lambda: failing.state().ranks[0].kv_blocks_used == 0, "all blocks are free", failing)
     assert post(f"{failing.url}/v1/completions", GOOD)[0] == 200
 
 
 def test_the_samples_beside_a_failed_one_do_not_run_on(failing: RunningServer) -> None:
     steps = failing.metric("vllm:iteration_tokens_total_count")
     assert post(f"{failing.url}/v1/completions", {**BODY, "max_tokens": 450})[0] == 500
-    wait_until(lambda: failing.state().ranks[0].running == 0, "the other samples are gone", failing, seconds=10)
+    wait_until(lambda: failing.state().ranks[0].running == 0, "the other samples are gone", failing)
     assert failing.metric("vllm:iteration_tokens_total_count") - steps < 100
 
 

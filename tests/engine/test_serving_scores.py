@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from tests.server.running import RunningServer, post, wait_until
+from tests.server.running import PATIENCE_SECONDS, RunningServer, post, wait_until
 
 VOCAB = 320
 MODEL_LEN = 512
@@ -33,7 +33,7 @@ def server(tiny_llama: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_SECONDS) as client:
         yield client
 
 
@@ -186,7 +186,8 @@ def test_the_times_of_a_request_add_up(server: RunningServer) -> None:
     counts = [server.metric(f"{name}_count") - old for name, (_, old) in zip(names, before, strict=True)]
     assert counts == [3, 3, 3, 3]
     assert all(part > 0 for part in seconds)
-    assert sum(seconds[:3]) == pytest.approx(seconds[3], abs=0.05, rel=0.05)
+    # Between the last token and the moment that is counted as its arrival the process may have to wait for a core.
+    assert sum(seconds[:3]) == pytest.approx(seconds[3], abs=0.5, rel=0.05)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -202,10 +203,10 @@ def test_a_client_that_leaves_frees_every_sample(server: RunningServer, stream: 
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data)
     aborted = server.metric("vllm:request_success_total", finished_reason="abort")
     for wanted in (1, 12):  # while the others still wait for the prompt's blocks, and while all run
-        with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS) as raw:
             raw.sendall(head + data)
             wait_until(lambda wanted=wanted: server.state().ranks[0].running >= wanted, "samples run", server)
-        wait_until(lambda: server.state().ranks[0].kv_blocks_used == 0, "all blocks are free", server, seconds=10)
+        wait_until(lambda: server.state().ranks[0].kv_blocks_used == 0, "all blocks are free", server)
         rank = server.state().ranks[0]
         assert (rank.running, rank.waiting) == (0, 0)
     assert server.metric("vllm:request_success_total", finished_reason="abort") == aborted + 24
@@ -263,12 +264,12 @@ EXTREMES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(body=EXTREMES)
 def test_every_legal_combination_is_answered_in_finite_numbers(server: RunningServer, body: dict[str, Any]) -> None:
     data = json.dumps({"prompt": [5, 6, 7], **body}).encode()
     request = urllib.request.Request(f"{server.url}/v1/completions", data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as raw:
+    with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as raw:
         answer = json.loads(raw.read(), parse_constant=pytest.fail)
     assert len(answer["choices"]) == body.get("n", 1)
     for choice in answer["choices"]:

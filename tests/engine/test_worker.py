@@ -82,7 +82,7 @@ def test_heartbeats_come_while_idle(worker: WorkerProcess) -> None:
     started = time.monotonic()
     for _ in range(3):
         worker.until(lambda message: isinstance(message, Heartbeat))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 def test_a_broken_model_is_named_before_the_worker_ends_with_its_exit_code(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_the_worker_dies_with_a_killed_server(config: EngineConfig) -> None:
         from tests.engine.worker_process import WorkerProcess
         worker = WorkerProcess(EngineConfig(model=sys.argv[1], num_kv_blocks=4))
         worker.socket.set_inheritable(True)
-        holder = subprocess.Popen(["sleep", "30"], pass_fds=[worker.socket.fileno()])
+        holder = subprocess.Popen(["sleep", "300"], pass_fds=[worker.socket.fileno()])
         print(worker.process.pid, holder.pid, flush=True)
-        time.sleep(60)
+        time.sleep(300)
     """)
     root = Path(__file__).resolve().parents[2]
     process = subprocess.Popen(
@@ -131,7 +131,7 @@ def test_the_worker_dies_with_a_killed_server(config: EngineConfig) -> None:
     try:
         process.kill()
         process.wait()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while is_alive(worker_pid):
             assert time.monotonic() < deadline, "the worker outlived its server"
             time.sleep(0.05)

@@ -15,7 +15,7 @@ from hpu_engine.config import EngineConfig
 from hpu_engine.core.messages import Configure, RowOutput, StepOutputs, ToServer, ToWorker
 from hpu_engine.core.wire import HEADER_BYTES, decode_to_server, encode_frame
 
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 120.0
 
 
 REAL = (sys.executable, "-m", "hpu_engine.worker")

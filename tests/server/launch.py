@@ -1,13 +1,17 @@
-"""`hpu-engine serve` with another worker: `python -m tests.server.launch COMMAND FLAGS`, a JSON list and an object."""
+"""`hpu-engine serve` with another worker: `python -m tests.server.launch COMMAND FLAGS`, a JSON list and an object.
+
+Beside the settings, `failed_linger_seconds` gives a test more time to look at a server that has failed.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from hpu_engine.server.run import run
+from hpu_engine.server import run
 from hpu_engine.settings import load_settings
 
 if __name__ == "__main__":
     command, flags = map(json.loads, sys.argv[1:])
-    sys.exit(run(load_settings(flags), (sys.executable, "-m", *command)))
+    run.FAILED_LINGER_SECONDS = flags.pop("failed_linger_seconds", run.FAILED_LINGER_SECONDS)
+    sys.exit(run.run(load_settings(flags), (sys.executable, "-m", *command)))

@@ -12,6 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from hpu_engine.contract import ControlState, Phase, TerminationMessage
 from tests.cluster import ports
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 200.0
 """For a machine with many neighbours; no test waits this long when it passes."""
 
 
@@ -30,17 +31,27 @@ def free_port() -> int:
 
 
 class RunningServer:
-    """`script` starts the scripted worker, `worker` a module of the tests, neither the real one. `flags` are settings
-    by field name.
+    """`script` starts the scripted worker, which stays at the places in `held` until they are released; `worker` starts
+    another module, neither of them the real worker as users start it. `flags` are settings by field name.
     """
 
     def __init__(
-        self, model: Path, script: dict[str, Any] | None = None, *, worker: str | None = None, **flags: Any
+        self,
+        model: Path,
+        script: dict[str, Any] | None = None,
+        *,
+        held: Iterable[str] = (),
+        worker: str | None = None,
+        **flags: Any,
     ) -> None:
         self.directory = tempfile.TemporaryDirectory(prefix="hpu-server-")
         self.port, self.control_port = free_port(), free_port()
         self.termination_log = Path(self.directory.name) / "termination"
         self._log = Path(self.directory.name) / "log"
+        self._hold = Path(self.directory.name) / "hold"
+        self._hold.mkdir()
+        for place in held:
+            (self._hold / place).touch()
         settings: dict[str, Any] = {
             "model": str(model),
             "served_model_name": "tiny",
@@ -50,8 +61,9 @@ class RunningServer:
             "termination_log": str(self.termination_log),
             **flags,
         }
-        other = [worker] if worker else ["tests.server.scripted_worker", "--script", json.dumps(script)]
         if script is not None or worker is not None:
+            script = {**(script or {}), "hold": str(self._hold)}
+            other = [worker] if worker else ["tests.server.scripted_worker", "--script", json.dumps(script)]
             command = [sys.executable, "-m", "tests.server.launch", json.dumps(other), json.dumps(settings)]
         else:
             flags = {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
@@ -138,13 +150,19 @@ class RunningServer:
     def exit_code(self) -> int:
         return self.process.wait(PATIENCE_SECONDS)
 
+    # --- acting
+
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    def release(self, place: str) -> None:
+        """Let the scripted worker go on."""
+        (self._hold / place).unlink()
 
 
 def reachable(port: int) -> bool:
     try:
-        with socket.create_connection(("127.0.0.1", port), 1.0):
+        with socket.create_connection(("127.0.0.1", port), 10.0):
             return True
     except OSError:
         return False
@@ -152,29 +170,27 @@ def reachable(port: int) -> bool:
 
 def get(url: str) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_SECONDS) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
 
 
-def post(url: str, body: bytes | dict[str, Any], timeout: float = 60.0) -> tuple[int, Any]:
+def post(url: str, body: bytes | dict[str, Any]) -> tuple[int, Any]:
     """Status and parsed JSON of a POST."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as answer:
             return answer.status, json.loads(answer.read())
     except urllib.error.HTTPError as error:
         return error.code, json.loads(error.read())
 
 
-def wait_until(
-    condition: Any, what: str, server: RunningServer | None = None, seconds: float = PATIENCE_SECONDS
-) -> None:
-    end = time.monotonic() + seconds
+def wait_until(condition: Any, what: str, server: RunningServer | None = None) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
     while not condition():
-        assert time.monotonic() < end, f"{what}: not within {seconds} s"
+        assert time.monotonic() < end, f"{what}: not within {PATIENCE_SECONDS:g} s"
         if server is not None and server.process.poll() is not None:
             raise AssertionError(f"the server ended with {server.process.returncode} before {what}:\n{server.log}")
         time.sleep(0.05)

@@ -1,8 +1,8 @@
 """The one double of the seam between server and worker: a process that speaks the messages and runs no model.
 
 It answers with the prompt's own tokens, over and over, so that a test can say what the text has to be; sample `n` > 1
-begins with a later token of the prompt. Log-probabilities are `scores_of`. A script (JSON) makes it slow, or makes it
-fail in the ways a worker can fail. `tests/engine` holds it against the real worker.
+begins with a later token of the prompt. Log-probabilities are `scores_of`. A script (JSON) makes it slow, makes it wait
+for a test, or makes it fail in the ways a worker can fail. `tests/engine` holds it against the real worker.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import select
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -52,8 +53,6 @@ def scores_of(token: int, count: int) -> TokenLogprobs:
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`fatal_after_buckets` and `die_after_steps` choose the moment of a death; `die_saying` goes to stderr first."""
 
-    compile_seconds: float = 0.0
-    load_seconds: float = 0.0
     bucket_seconds: float = 0.0
     step_seconds: float = 0.0
     busy_step_seconds: float = 0.0
@@ -67,6 +66,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_step: int = 1
     linger_seconds: float = 0.0
     """How long the process lives on after its socket is closed, when it fails before serving."""
+    hold: str | None = None
+    """A folder: while it has a file named after a place, the worker stays there: `compile`, `load`, a shape, `step`."""
 
 
 class Row:
@@ -128,11 +129,11 @@ class ScriptedWorker:
         assert isinstance(configure, Configure)
         script = self.script
         self.block_size = configure.config.block_size
-        if script.compile_seconds:
+        if self.is_held("compile"):
             self.connection.send(Progress(phase=Phase.STARTING, current="compiling kernels"))
-            time.sleep(script.compile_seconds)
+            self.stay("compile")
         self.connection.send(Progress(phase=Phase.LOADING, done=0, total=1000))
-        time.sleep(script.load_seconds)
+        self.stay("load")
         if script.fatal is not None:
             fatal = msgspec.convert(script.fatal, Fatal)
             self.connection.send(fatal)
@@ -155,10 +156,18 @@ class ScriptedWorker:
         for bucket in range(script.buckets):
             name = f"tokens={256 >> bucket}"
             self.connection.send(Progress(phase=Phase.WARMING_UP, done=bucket, total=script.buckets, current=name))
+            self.stay(name)
             time.sleep(script.bucket_seconds)
         self.connection.send(Progress(phase=Phase.WARMING_UP, done=script.buckets, total=script.buckets))
         self.connection.send(Ready())
         return self.serve()
+
+    def is_held(self, place: str) -> bool:
+        return self.script.hold is not None and (Path(self.script.hold) / place).exists()
+
+    def stay(self, place: str) -> None:
+        while self.is_held(place):
+            time.sleep(0.02)
 
     def linger(self) -> None:
         if self.script.linger_seconds:
@@ -176,7 +185,7 @@ class ScriptedWorker:
         poll = select.poll()
         poll.register(self.connection.fileno(), select.POLLIN)
         while True:
-            if not self.rows:
+            if not self.rows or self.is_held("step"):
                 self.heartbeat()
                 poll.poll(IDLE_HEARTBEAT_SECONDS * 1000)
             messages, is_open = self.connection.receive_pending()
@@ -190,7 +199,7 @@ class ScriptedWorker:
                     return 0
             if not is_open:
                 return 1
-            if self.rows:
+            if self.rows and not self.is_held("step"):
                 self.step()
 
     def submit(self, message: Submit) -> None:

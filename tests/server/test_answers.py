@@ -221,4 +221,5 @@ def test_a_row_does_not_go_on_behind_its_stop_string(shell: Path) -> None:
     with RunningServer(shell, {"step_seconds": 0.2}).wait_until_ready() as server:
         body = {"prompt": "xyz", "max_tokens": 400, "stop": "z"}
         assert post(f"{server.url}/v1/completions", body)[1]["choices"][0]["text"] == "xy"
-        wait_until(lambda: server.state().ranks[0].running == 0, "the row is gone", server, seconds=10)
+        wait_until(lambda: server.state().ranks[0].running == 0, "the row is gone", server)
+        assert server.metric("vllm:iteration_tokens_total_count") < 200

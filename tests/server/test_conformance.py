@@ -302,7 +302,7 @@ FIELDS = st.sampled_from(
 )
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(chat=st.booleans(), changes=st.dictionaries(FIELDS, VALUES, min_size=1, max_size=3))
 def test_no_field_of_any_kind_breaks_the_server(echo: RunningServer, chat: bool, changes: dict[str, Any]) -> None:
     path, good = ("chat/completions", CHAT) if chat else ("completions", GOOD)

@@ -14,9 +14,16 @@ from typing import Any
 import pytest
 
 from hpu_engine.contract import ExitCode, FailureReason, Phase
-from tests.server.running import RunningServer, free_port, get, is_alive, post, reachable, wait_until
-
-SLOW = {"step_seconds": 0.05}
+from tests.server.running import (
+    PATIENCE_SECONDS,
+    RunningServer,
+    free_port,
+    get,
+    is_alive,
+    post,
+    reachable,
+    wait_until,
+)
 
 
 class Background(threading.Thread):
@@ -32,7 +39,7 @@ class Background(threading.Thread):
         self.answer = post(self._url, self._body)
 
     def result(self) -> tuple[int, Any]:
-        self.join(60)
+        self.join(PATIENCE_SECONDS)
         assert self.answer is not None
         return self.answer
 
@@ -42,8 +49,7 @@ def running(server: RunningServer) -> int:
 
 
 def test_the_control_port_answers_before_the_worker_exists_and_shows_every_phase(shell: Path) -> None:
-    script = {"load_seconds": 2.0, "bucket_seconds": 1.0}
-    with RunningServer(shell, script) as server:
+    with RunningServer(shell, {}, held=("load", "tokens=256")) as server:
         server.wait_until_listening()
         first = server.state()
         assert first.phase in (Phase.STARTING, Phase.LOADING)
@@ -51,12 +57,13 @@ def test_the_control_port_answers_before_the_worker_exists_and_shows_every_phase
         assert first.model.served_name == "tiny"
         assert first.plan_input.device == "cpu"
         assert get(f"{server.control_url}/livez")[0] == 200
-        assert get(f"{server.control_url}/readyz") == (503, f"{first.phase}: the model is not ready yet\n".encode())
         server.wait_for_phase(Phase.LOADING)
+        assert get(f"{server.control_url}/readyz") == (503, b"Loading: the model is not ready yet\n")
         wait_until(lambda: reachable(server.port), "the API port is open", server)
         status, body = post(f"{server.url}/v1/completions", {"prompt": "a"})
         assert (status, body["error"]["code"]) == (503, "not_ready")
         assert get(f"{server.url}/health")[0] == 503
+        server.release("load")
         server.wait_for_phase(Phase.WARMING_UP)
         warm = server.state()
         assert warm.ranks[0].warm_up.total == 3
@@ -64,12 +71,13 @@ def test_the_control_port_answers_before_the_worker_exists_and_shows_every_phase
         assert warm.model.architecture == "LlamaForCausalLM"
         assert warm.plan_input.kv_blocks == 16
         assert warm.seconds_since_progress < 60
+        server.release("tokens=256")
         server.wait_until_ready()
         assert server.state().phase is Phase.READY
         assert get(f"{server.url}/health")[0] == 200
-        assert server.state().ranks[0].heartbeat_age_seconds is not None
-        for line in ("phase=Loading", "phase=WarmingUp", "ready"):
-            assert line in server.log
+        wait_until(lambda: server.state().ranks[0].heartbeat_age_seconds is not None, "a heartbeat came", server)
+        for line in ("phase=Loading", "phase=WarmingUp", "ready "):
+            wait_until(lambda line=line: line in server.log, f"{line} is logged", server)
 
 
 def test_listening_comes_before_the_worker_in_the_log(echo: RunningServer) -> None:
@@ -77,7 +85,7 @@ def test_listening_comes_before_the_worker_in_the_log(echo: RunningServer) -> No
 
 
 def test_the_control_port_is_read_only(echo: RunningServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", echo.control_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", echo.control_port, timeout=PATIENCE_SECONDS)
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         for path in ("/state", "/livez", "/readyz", "/metrics"):
             connection.request(method, path)
@@ -117,7 +125,7 @@ def test_metrics_have_vllms_names_on_both_ports(echo: RunningServer) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_drain_finishes_what_runs_refuses_what_comes_and_exits_0(shell: Path, number: signal.Signals) -> None:
-    with RunningServer(shell, SLOW).wait_until_ready() as server:
+    with RunningServer(shell, {}, held=("step",)).wait_until_ready() as server:
         worker = server.worker_pid()
         request = Background(server, max_tokens=60)
         wait_until(lambda: running(server) == 1, "the request runs", server)
@@ -127,6 +135,7 @@ def test_a_drain_finishes_what_runs_refuses_what_comes_and_exits_0(shell: Path, 
         assert get(f"{server.control_url}/livez")[0] == 200
         status, body = post(f"{server.url}/v1/completions", {"prompt": "a"})
         assert (status, body["error"]["type"]) == (503, "service_unavailable")
+        server.release("step")
         status, body = request.result()
         assert (status, body["usage"]["completion_tokens"]) == (200, 60)
         assert server.exit_code() == ExitCode.OK
@@ -138,7 +147,7 @@ def test_a_lame_duck_still_serves_but_keeps_no_connection(shell: Path) -> None:
     body = json.dumps({"prompt": "a", "max_tokens": 2}).encode()
     request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     with RunningServer(shell, {}, lame_duck_seconds=8.0).wait_until_ready() as server:
-        with socket.create_connection(("127.0.0.1", server.port), 30) as kept:
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS) as kept:
             kept.sendall(request)
             before = kept.recv(65536)
             assert before.startswith(b"HTTP/1.1 200")
@@ -151,7 +160,7 @@ def test_a_lame_duck_still_serves_but_keeps_no_connection(shell: Path) -> None:
             after = b""
             while chunk := kept.recv(65536):  # until the server closes
                 after += chunk
-            assert time.monotonic() - signalled < 7, "closed by the answer, not by the end of the server"
+            assert reachable(server.port), "closed by the answer, not by the end of the server"
             assert after.startswith(b"HTTP/1.1 200")
             assert b"Connection: close" in after
         assert server.exit_code() == ExitCode.OK
@@ -159,7 +168,7 @@ def test_a_lame_duck_still_serves_but_keeps_no_connection(shell: Path) -> None:
 
 
 def test_what_runs_past_the_drain_is_cut_with_an_error_and_exit_0(shell: Path) -> None:
-    with RunningServer(shell, SLOW, drain_seconds=1.0).wait_until_ready() as server:
+    with RunningServer(shell, {}, held=("step",), drain_seconds=1.0).wait_until_ready() as server:
         request = Background(server, max_tokens=400)
         wait_until(lambda: running(server) == 1, "the request runs", server)
         server.signal(signal.SIGTERM)
@@ -169,7 +178,9 @@ def test_what_runs_past_the_drain_is_cut_with_an_error_and_exit_0(shell: Path) -
 
 
 def test_a_second_signal_aborts(shell: Path) -> None:
-    with RunningServer(shell, SLOW, drain_seconds=300.0, lame_duck_seconds=300.0).wait_until_ready() as server:
+    with RunningServer(
+        shell, {}, held=("step",), drain_seconds=300.0, lame_duck_seconds=300.0
+    ).wait_until_ready() as server:
         worker = server.worker_pid()
         request = Background(server, max_tokens=400)
         wait_until(lambda: running(server) == 1, "the request runs", server)
@@ -182,7 +193,7 @@ def test_a_second_signal_aborts(shell: Path) -> None:
 
 
 def test_a_signal_during_the_start_ends_it_at_once(shell: Path) -> None:
-    with RunningServer(shell, {"load_seconds": 300.0}) as server:
+    with RunningServer(shell, {}, held=("load",)) as server:
         server.wait_until_listening()
         server.wait_for_phase(Phase.LOADING)
         worker = server.worker_pid()
@@ -210,11 +221,12 @@ def test_an_address_that_is_not_ours_is_a_usage_error(shell: Path) -> None:
 
 
 def test_more_open_sequences_than_allowed_are_turned_away(shell: Path) -> None:
-    with RunningServer(shell, SLOW, max_open_requests=2).wait_until_ready() as server:
+    with RunningServer(shell, {}, held=("step",), max_open_requests=2).wait_until_ready() as server:
         request = Background(server, prompt=["a", "b"], max_tokens=40)
         wait_until(lambda: running(server) == 2, "both run", server)
         status, body = post(f"{server.url}/v1/completions", {"prompt": "c"})
         assert (status, body["error"]["type"], body["error"]["code"]) == (429, "rate_limit_error", "overloaded")
+        server.release("step")
         assert request.result()[0] == 200
         assert post(f"{server.url}/v1/completions", {"prompt": "c"})[0] == 200
 

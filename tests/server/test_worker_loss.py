@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import time
@@ -15,10 +16,11 @@ import openai
 import pytest
 
 from hpu_engine.contract import ExitCode, FailureReason, Phase
-from tests.server.running import RunningServer, get, is_alive, kill, post, wait_until
+from tests.server.running import PATIENCE_SECONDS, RunningServer, get, is_alive, kill, post, wait_until
 
 SLOW = {"step_seconds": 0.05}
-FROZEN_AFTER_SECONDS = 10.0
+FROZEN_AFTER_SECONDS = 10
+LOOKED_AT: dict[str, Any] = {"failed_linger_seconds": 8.0}
 
 
 def open_stream(server: RunningServer, **change: Any) -> Iterator[bytes]:
@@ -27,7 +29,7 @@ def open_stream(server: RunningServer, **change: Any) -> Iterator[bytes]:
     request = urllib.request.Request(
         f"{server.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    answer: Iterable[bytes] = urllib.request.urlopen(request, timeout=60)
+    answer: Iterable[bytes] = urllib.request.urlopen(request, timeout=PATIENCE_SECONDS)
     lines = iter(answer)
     first = next(lines)
     assert first.startswith(b"data: {")
@@ -40,8 +42,16 @@ def last_event(lines: Iterator[bytes]) -> Any:
     return json.loads(events[-1].removeprefix(b"data: "))
 
 
+def check_frozen(event: Any) -> None:
+    """It says how long the server had seen no sign of life: a clock of ours would count what else the machine does."""
+    message = event["error"]["message"]
+    found = re.search(r"no sign of life for (\d+) s, and the process is stopped by a signal", message)
+    assert found, message
+    assert int(found[1]) < FROZEN_AFTER_SECONDS, message
+
+
 def test_a_killed_worker_ends_streams_with_an_error_and_leaves_evidence(shell: Path) -> None:
-    with RunningServer(shell, SLOW).wait_until_ready() as server:
+    with RunningServer(shell, SLOW, **LOOKED_AT).wait_until_ready() as server:
         stream = open_stream(server)
         worker = server.worker_pid()
         kill(worker, signal.SIGKILL)
@@ -73,14 +83,11 @@ def test_the_openai_client_gets_an_exception_not_a_short_answer(shell: Path) -> 
 
 
 def test_a_frozen_worker_is_noticed_within_ten_seconds_and_killed(shell: Path) -> None:
-    with RunningServer(shell, SLOW).wait_until_ready() as server:
+    with RunningServer(shell, SLOW, **LOOKED_AT).wait_until_ready() as server:
         stream = open_stream(server)
         worker = server.worker_pid()
         kill(worker, signal.SIGSTOP)
-        stopped = time.monotonic()
-        event = last_event(stream)
-        assert time.monotonic() - stopped < FROZEN_AFTER_SECONDS
-        assert "stopped by a signal" in event["error"]["message"]
+        check_frozen(last_event(stream))
         state = server.state()
         assert state.last_error is not None
         assert (state.last_error.reason, state.last_error.rank) == (FailureReason.WORKER_FROZEN, 0)
@@ -114,7 +121,7 @@ def test_no_worker_survives_a_killed_server(shell: Path) -> None:
     with RunningServer(shell, SLOW).wait_until_ready() as server:
         worker = server.worker_pid()
         server.signal(signal.SIGKILL)
-        wait_until(lambda: not is_alive(worker), "the worker is gone", seconds=10)
+        wait_until(lambda: not is_alive(worker), "the worker is gone")
 
 
 def test_a_worker_that_crashes_at_work_says_its_first_error_line(shell: Path) -> None:
@@ -169,14 +176,13 @@ def test_a_worker_that_cannot_start_is_lost_with_its_error(shell: Path) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_rows_and_is_counted(shell: Path, stream: bool) -> None:
-    """Within one step: here a step takes a second, and the rows had 400 to go."""
-    with RunningServer(shell, {"step_seconds": 1.0}).wait_until_ready() as server:
-        with socket.create_connection(("127.0.0.1", server.port), 10) as raw:
+    """Not at their next token: here there is none until they are gone."""
+    with RunningServer(shell, {}, held=("step",)).wait_until_ready() as server:
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS) as raw:
             body = json.dumps({"prompt": ["a", "b"], "max_tokens": 400, "stream": stream}).encode()
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
             wait_until(lambda: server.state().ranks[0].running == 2, "both rows run", server)
-        left = time.monotonic()
-        wait_until(lambda: server.state().ranks[0].running == 0, "both rows are gone", server, seconds=10)
-        assert time.monotonic() - left < 3
+        wait_until(lambda: server.state().ranks[0].running == 0, "both rows are gone", server)
         assert server.metric("vllm:request_success_total", finished_reason="abort") == 2
+        server.release("step")
         assert post(f"{server.url}/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
