@@ -60,6 +60,10 @@ def damaged_body(encoding: str) -> ApiError:
     return bad_request("body", f"the body is damaged: it is not the `{encoding}` that its Content-Encoding says")
 
 
+def body_too_large(limit_bytes: int) -> ApiError:
+    return bad_request("body", f"the body is larger than {limit_bytes} bytes")
+
+
 def unknown_model(name: str, served: str) -> ApiError:
     shown = name if len(name) <= 100 else name[:99] + "…"
     return ApiError(

@@ -10,9 +10,9 @@ from typing import Any
 
 import structlog
 from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError, LineTooLong, PayloadEncodingError
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong, PayloadEncodingError
 
-from hpu_engine.server.errors import ApiError, damaged_body
+from hpu_engine.server.errors import ApiError
 
 log = structlog.get_logger()
 
@@ -28,6 +28,7 @@ class Runner(web.AppRunner):
             app,
             handler_cancellation=True,
             access_log=None,
+            auto_decompress=False,  # it would unpack what nobody reads any more, without end: `read_body` does it
             shutdown_timeout=2.0,
             max_line_size=LINE_LIMIT_BYTES,
             max_field_size=LINE_LIMIT_BYTES,
@@ -108,9 +109,6 @@ def _in_words(error: BaseException | None, message: str | None, status: int) -> 
     if isinstance(error, LineTooLong):
         return ApiError(status, f"the first line or a header of the request is longer than {LINE_LIMIT_BYTES} bytes")
     text = message or (error.message if isinstance(error, HttpProcessingError) else "") or "its head cannot be read"
-    if isinstance(error, ContentEncodingError):
-        name = next((name for name in ("gzip", "deflate", "zstd", "br") if name in text), "unknown")
-        return damaged_body(name)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     shown = " ".join(lines[:2])[:SHOWN_CHARS]
     param = "body" if isinstance(error, PayloadEncodingError) else None

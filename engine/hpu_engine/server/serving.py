@@ -11,9 +11,17 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from hpu_engine.planning.model import ModelDescription
 from hpu_engine.server.engine import Engine
-from hpu_engine.server.errors import BODY_ENCODINGS, ApiError, bad_request, damaged_body, not_serving, unknown_model
+from hpu_engine.server.errors import (
+    BODY_ENCODINGS,
+    ApiError,
+    body_too_large,
+    damaged_body,
+    not_serving,
+    unknown_model,
+)
 from hpu_engine.server.pod import Pod
 from hpu_engine.server.tokenizer import Tokenizer
+from hpu_engine.server.unpacking import unpack
 
 BODY_LIMIT_BYTES = 16 * 1024 * 1024
 BODY_SECONDS = 60.0
@@ -67,13 +75,14 @@ async def read_body(request: web.Request) -> bytes:
         raise damaged_body(encoding[:100])
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            return await request.read()
+            data = await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise bad_request("body", f"the body is larger than {BODY_LIMIT_BYTES} bytes") from None
+        raise body_too_large(BODY_LIMIT_BYTES) from None
     except (HttpProcessingError, web.RequestPayloadError):
         raise damaged_body(encoding) from None
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s", param="body") from None
+    return data if encoding == "identity" else await asyncio.to_thread(unpack, data, encoding, BODY_LIMIT_BYTES)
 
 
 def json_response(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
