@@ -1,8 +1,8 @@
 """Where a step's time goes: `python -m tests.engine.profile_step [MODEL] --rows 32 --context 200`.
 
-Prints CPU time of whole decode and chunk steps (thread time, so that a busy neighbour does not count), the parts of a
-decode step, and what scheduler and batch building take beside a step of `--rows` running requests. One thread unless
-OMP_NUM_THREADS says otherwise.
+Prints CPU time of whole decode and chunk steps (thread time, so that a busy neighbour does not count), the parts of
+decode steps and of a chunk, and what scheduler and batch building take beside a step of `--rows` running requests. One
+thread unless OMP_NUM_THREADS says otherwise.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from hpu_engine.core.batch import Batch, build_batch
 from hpu_engine.core.messages import Submit
 from hpu_engine.core.sampler import Draw, sample
 from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.model.attention import _FusedChunk
+from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.model.step_ops import StepOps
 from hpu_engine.model.transformer import DenseMlp, Layer, Transformer
@@ -89,19 +91,27 @@ class Parts:
             prepared = self.timed("attention indices", ops.singles)(*arguments)
             return SimpleNamespace(attend=self.timed("attention of singles", prepared.attend))
 
-        timed.singles = singles
+        def chunk(*arguments: Any) -> Any:
+            prepared = self.timed("attention indices", ops.chunk)(*arguments)
+            return prepared and SimpleNamespace(attend=self.timed("attention of chunks", prepared.attend))
+
+        timed.singles, timed.chunk = singles, chunk
         return timed  # type: ignore[no-any-return]
 
 
 def print_parts(rank: Rank, batch: Batch, repeats: int) -> None:
     parts = Parts(rank.runner.transformer)
     runner = ModelRunner(parts.transformer, rank.runner.caches, rank.device)
-    runner.execute(batch)
-    parts.seconds.clear()
-    started = time.thread_time()
-    for _ in range(repeats):
+    with (
+        patch.object(_FusedChunk, "attend", parts.timed("attention of chunks", _FusedChunk.attend)),
+        patch.object(LayerCache, "clear", parts.timed("KV clearing", LayerCache.clear)),
+    ):
         runner.execute(batch)
-    whole = (time.thread_time() - started) / repeats * 1000
+        parts.seconds.clear()
+        started = time.thread_time()
+        for _ in range(repeats):
+            runner.execute(batch)
+        whole = (time.thread_time() - started) / repeats * 1000
     own = {name: seconds / repeats * 1000 for name, seconds in parts.seconds.items()}
     own["between them"] = whole - sum(own.values())
     for name, milliseconds in sorted(own.items(), key=lambda item: -item[1]):
@@ -184,9 +194,13 @@ def main() -> None:
     }.items():
         least, median = cpu_milliseconds(run, chosen.repeats)
         print(f"{name:32} {least:8.1f} ms least {median:8.1f} median")
-    for count in (chosen.rows, 1):
-        print(f"parts of a step of {count} rows")
-        print_parts(rank, build_batch(rows_of(count, chosen.context, 1, size), size), chosen.repeats)
+    for name, work in {
+        f"a step of {chosen.rows} rows": rows_of(chosen.rows, chosen.context, 1, size),
+        "a step of 1 row": rows_of(1, chosen.context, 1, size),
+        "a chunk of 256": rows_of(1, 0, 256, size),
+    }.items():
+        print(f"parts of {name}")
+        print_parts(rank, build_batch(work, size), chosen.repeats)
     print_scheduling(rank, most)
     logits = torch.randn(chosen.rows, rank.runner.vocab)
     for name, params in {

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.core.sampling_params import SamplingParams
@@ -48,7 +47,7 @@ def drop_below(weights: Tensor, edges: Tensor) -> None:
     # One pass for each row. A mask of all of them is written and read again, and takes five times as long.
     below = torch.nextafter(edges, torch.tensor(-1.0))[:, 0].tolist()
     for row, most_dropped in zip(weights, below, strict=True):
-        F.threshold_(row, most_dropped, 0.0)
+        torch.threshold_(row, most_dropped, 0.0)
 
 
 def _nucleus_edges(weights: Tensor, head: Tensor, kth: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
