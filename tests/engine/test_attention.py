@@ -14,7 +14,7 @@ from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Row, Step
 from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAttention
 from hpu_engine.model.kv_cache import LayerCache
-from hpu_engine.model.single_attention import FusedPages
+from hpu_engine.model.single_attention import FusedPages, SingleRows
 from hpu_engine.model.step_ops import TORCH_OPS, Singles, StepOps, TorchOps
 
 BLOCK, PAGES, KV_HEADS, GROUP, DIM = 4, 60, 2, 3, 8
@@ -24,6 +24,15 @@ SHAPE = AttentionShape(KV_HEADS * GROUP, KV_HEADS, DIM, DIM**-0.5)
 class FusedOps(TorchOps):
     def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
         return FusedPages(tables, lens, cache) if tables.numel() else super().singles(tables, lens, cache, group)
+
+
+class KeysFirstOps(TorchOps):
+    def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
+        return SingleRows(tables, lens, cache, group, group, keys_first=True)
+
+
+WAYS = [TORCH_OPS, KeysFirstOps(), FusedOps()]
+WAY_NAMES = ["queries-first", "keys-first", "fused"]
 
 
 def textbook(q: Tensor, keys: Tensor, values: Tensor, context_len: int) -> Tensor:
@@ -71,7 +80,7 @@ def check(rows: list[tuple[int, int]], tables: list[list[int]], exact: bool, ops
     rows=st.lists(st.tuples(st.integers(0, 18), st.sampled_from([1, 1, 1, 2, 5, 9])), min_size=1, max_size=6),
     order=st.randoms(use_true_random=False),
     exact=st.booleans(),
-    ops=st.sampled_from([TORCH_OPS, FusedOps()]),
+    ops=st.sampled_from(WAYS),
 )
 def test_any_mixture_of_rows_equals_the_textbook(
     rows: list[tuple[int, int]], order: object, exact: bool, ops: StepOps
@@ -82,7 +91,7 @@ def test_any_mixture_of_rows_equals_the_textbook(
     check(rows, tables, exact, ops)
 
 
-@pytest.mark.parametrize("ops", [TORCH_OPS, FusedOps()], ids=["products", "fused"])
+@pytest.mark.parametrize("ops", WAYS, ids=WAY_NAMES)
 @pytest.mark.parametrize(
     "tables",
     [
@@ -104,7 +113,7 @@ def test_no_rows_at_all_is_legal() -> None:
     assert attention.attend(torch.zeros(0, KV_HEADS * GROUP, DIM), cache).shape == (0, KV_HEADS * GROUP * DIM)
 
 
-@pytest.mark.parametrize("ops", [TORCH_OPS, FusedOps()], ids=["products", "fused"])
+@pytest.mark.parametrize("ops", WAYS, ids=WAY_NAMES)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_reads_no_page_of_another(exact: bool, dtype: torch.dtype, ops: StepOps) -> None:

@@ -27,7 +27,9 @@ FUSED_PAGES = 16
 def single_rows(tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> SingleRows | FusedPages:
     """The faster way for a step's rows; in float32 the two are near each other."""
     is_fused = cache.keys.dtype is not torch.float32 and 0 < tables.numel() <= FUSED_PAGES
-    return FusedPages(tables, lens, cache) if is_fused else SingleRows(tables, lens, cache, group, group)
+    if is_fused:
+        return FusedPages(tables, lens, cache)
+    return SingleRows(tables, lens, cache, group, group, keys_first=cache.keys.dtype is not torch.float32)
 
 
 class PageRun:
@@ -68,16 +70,27 @@ class PageRun:
 class SingleRows:
     """`tables` [rows, width] padded with scratch, `lens` [rows]: visible tokens. Both are of one step.
 
-    `group` query rows share a KV head; they are multiplied as `padded_group` rows.
+    `group` query rows share a KV head; they are multiplied as `padded_group` rows. `keys_first` multiplies keys by
+    queries instead: of two bfloat16 factors the library puts the second into another order, and queries are fewer.
     """
 
-    def __init__(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int, padded_group: int) -> None:
+    def __init__(
+        self,
+        tables: Tensor,
+        lens: Tensor,
+        cache: LayerCache,
+        group: int,
+        padded_group: int,
+        *,
+        keys_first: bool = False,
+    ) -> None:
         rows, width = tables.shape
         size, kv_heads = cache.block_size, cache.keys.shape[1]
         heads = kv_heads * group
         self._run = run = PageRun(tables, lens, cache, 1 if cache.keys.dtype is torch.float32 else RUN_MULTIPLE)
         self._rows, self._width, self._heads = rows, width, heads
         self._group, self._padded_group = group, padded_group
+        self._keys_first = keys_first
         # Rows of [pages * kv_heads * padded_group, block_size] in the order [row, head, column], and the way back, on
         # which padding takes the weights of head 0: its mix is dropped. A missing column has a weight of exactly 0, its
         # mix is left out.
@@ -101,12 +114,17 @@ class SingleRows:
             q = F.pad(q, (0, 0, 0, group - self._group))
         keys, values = (self._run.of(pages).view(batch, size, head_dim) for pages in (cache.keys, cache.values))
         queries = q.reshape(self._rows, -1).index_select(0, self._run.owner).view(batch, group, head_dim)
-        scores = torch.bmm(queries, keys.transpose(1, 2)).view(-1, size)
-        by_row = scores.index_select(0, self._to_rows).view(self._rows, self._heads, -1)
-        weights = torch.softmax(by_row.float() + self._mask, dim=-1).to(q.dtype)
+        scores = self._scores(queries, keys).view(-1, size).index_select(0, self._to_rows)
+        scores = scores.view(self._rows, self._heads, -1).float()
+        weights = torch.softmax(scores.add_(self._mask), dim=-1).to(q.dtype)
         by_page = weights.view(-1, size).index_select(0, self._to_pages).view(batch, group, size)
         mixes = torch.bmm(by_page, values)[:, : self._group].reshape(count, -1)
         return self._add_in_order(mixes).view(self._rows, kv_heads, self._group, head_dim)
+
+    def _scores(self, queries: Tensor, keys: Tensor) -> Tensor:
+        if self._keys_first:
+            return torch.bmm(keys, queries.transpose(1, 2)).transpose(1, 2).contiguous()
+        return torch.bmm(queries, keys.transpose(1, 2))
 
     def _add_in_order(self, mixes: Tensor) -> Tensor:
         """The mixes of each row's pages, added first page to last: [rows, heads * head_dim]."""
