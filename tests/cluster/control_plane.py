@@ -207,18 +207,18 @@ def start(
     wait_for(
         "the controllers' first service account",
         lambda: api.exists("/api/v1/namespaces/default/serviceaccounts/default"),
-        timeout_seconds=60,
+        timeout_seconds=180,
         check=lambda: check_alive(supervisor, COMPONENTS),
     )
 
 
-def wait_until_served(cluster: Cluster, supervisor: Supervisor, timeout_seconds: float = 60.0) -> float:
+def wait_until_served(cluster: Cluster, supervisor: Supervisor, timeout_seconds: float = 180.0) -> float:
     """Wait for /readyz; seconds it took."""
     api = Api(cluster.kubeconfig)
     return wait_for(
         "the API server's /readyz",
         # Soon asked again: whoever else has the port may accept and say nothing.
-        lambda: api.exists("/readyz", timeout_seconds=3),
+        lambda: api.exists("/readyz", timeout_seconds=5),
         timeout_seconds=timeout_seconds,
         check=lambda: check_alive(supervisor, ("etcd", "apiserver")),
     )

@@ -39,7 +39,7 @@ def wait_until_ready(supervisor: Supervisor, room: Room) -> None:
     wait_for(
         "CoreDNS",
         lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0,
-        timeout_seconds=60,
+        timeout_seconds=120,
         check=lambda: check_alive(supervisor, ["coredns"]),
         interval_seconds=0.3,
     )

@@ -38,7 +38,7 @@ class Fleet(ControlPlane):
         """Whether the API server calls the node Ready now."""
         return nodes.is_ready(self.api, node)
 
-    def wait_until_ready(self, node: str, timeout_seconds: float = 90.0) -> float:
+    def wait_until_ready(self, node: str, timeout_seconds: float = 180.0) -> float:
         return nodes.wait_until_ready(self.node(node), timeout_seconds)
 
     def freeze(self, node: str) -> None:
@@ -76,7 +76,7 @@ class Fleet(ControlPlane):
         self.supervisor.restart(self.node(node).component(component))
         wait_until_runtime_serves(self.node(node))
         self.wait_until_ready(node)
-        wait_for(f"the pods of {node} in its kubelet", lambda: self._kubelet_knows_its_pods(node), timeout_seconds=60)
+        wait_for(f"the pods of {node} in its kubelet", lambda: self._kubelet_knows_its_pods(node), timeout_seconds=120)
 
     def _kubelet_knows_its_pods(self, node: str) -> bool:
         """A node stays Ready over a kubelet's restart, while `exec` and `logs` find no pod for some seconds more."""
@@ -119,7 +119,7 @@ class Fleet(ControlPlane):
             list(pool.map(lambda node: import_image(self.node(node), archive), self.nodes))
 
     def run_in_cluster(
-        self, argv: Sequence[str], *, node: str = "node-0", timeout_seconds: float | None = 60.0
+        self, argv: Sequence[str], *, node: str = "node-0", timeout_seconds: float | None = 120.0
     ) -> subprocess.CompletedProcess[str]:
         """Run a program of this machine in a node's network, where Services and their names are reachable.
 

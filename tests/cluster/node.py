@@ -96,7 +96,7 @@ def open_node(cluster: Cluster, index: int, supervisor: Supervisor, control_plan
     return node
 
 
-def wait_until_runtime_serves(node: Node, timeout_seconds: float = 60.0) -> float:
+def wait_until_runtime_serves(node: Node, timeout_seconds: float = 120.0) -> float:
     """Wait until containerd answers for its CRI plugin; seconds it took."""
     argv = [*node.room.enter, f"{BIN}/ctr", "--connect-timeout", "1s", "plugins", "ls", "id==cri"]
     return wait_for(

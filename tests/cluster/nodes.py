@@ -63,7 +63,7 @@ def offer_cards(nodes: list[Node]) -> None:
             cards.start_device_plugin(node, node.cluster.cards)
 
 
-def wait_until_ready(node: Node, timeout_seconds: float = 90.0) -> float:
+def wait_until_ready(node: Node, timeout_seconds: float = 180.0) -> float:
     """Wait until the API server calls a node Ready; seconds it took."""
     api = Api(node.cluster.kubeconfig)
     return wait_for(

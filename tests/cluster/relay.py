@@ -55,13 +55,19 @@ async def join(
 async def serve(listening: socket.socket, host: str, port: int) -> None:
     """Relay every connection; one that cannot be made on is closed, as a server that is down would do."""
 
+    # A task whose client has sent all is referred to by nobody but itself: it would be collected before the answer.
+    at_work: set[asyncio.Task[None] | None] = set()
+
     async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        at_work.add(task)
         try:
             far = await asyncio.open_connection(host, port)
+            await join((reader, writer), far)
         except OSError:
             writer.transport.abort()
-            return
-        await join((reader, writer), far)
+        finally:
+            at_work.discard(task)
 
     server = await asyncio.start_server(accepted, sock=listening)
     async with server:
