@@ -1,4 +1,7 @@
-"""How an application is put on a port, so that what is no HTTP at all is also answered in OpenAI's error form.
+"""How an application is put on a port: which connections are kept, and what is answered to what is no HTTP at all.
+
+A connection without a request is closed in time, and there are only so many: the API and the control port live in one
+process, and share its descriptors.
 
 aiohttp answers what its parser refuses before any application sees it, in plain text and with its version; here that
 answer is an error object, says nothing of the software, and costs no stack trace in the log.
@@ -6,7 +9,10 @@ answer is an error object, says nothing of the software, and costs no stack trac
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import resource
+import sys
+from typing import Any, cast
 
 import structlog
 from aiohttp import web
@@ -18,12 +24,26 @@ log = structlog.get_logger()
 
 LINE_LIMIT_BYTES = 8190
 SHOWN_CHARS = 200
+HEAD_SECONDS = 30.0
+"""From the first byte of a request's head to its last; for the first request from the connection on."""
+KEEP_ALIVE_SECONDS = 620.0
+"""Between two requests: longer than load balancers keep theirs, which must not send into one that is closed here."""
+BACKLOG = 128
+"""Connections that are accepted in one go, before they are counted."""
+OTHER_DESCRIPTORS = 64
+"""For files, the worker, and the control port."""
+
+
+def most_connections() -> int:
+    """How many connections the API may have, for this process's limit of descriptors."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else max(limit // 4, limit - BACKLOG - OTHER_DESCRIPTORS)
 
 
 class Runner(web.AppRunner):
-    """An `AppRunner` whose connections answer like `_Connection`."""
+    """An `AppRunner` whose connections are `_Connection`s, at most `most_connections` of them."""
 
-    def __init__(self, app: web.Application) -> None:
+    def __init__(self, app: web.Application, most_connections: int = sys.maxsize) -> None:
         super().__init__(
             app,
             handler_cancellation=True,
@@ -32,12 +52,15 @@ class Runner(web.AppRunner):
             shutdown_timeout=2.0,
             max_line_size=LINE_LIMIT_BYTES,
             max_field_size=LINE_LIMIT_BYTES,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
         )
+        self._most_connections = most_connections
         app.on_response_prepare.append(_without_banner)
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         return _Server(
+            self._most_connections,
             server.request_handler,
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
@@ -46,18 +69,50 @@ class Runner(web.AppRunner):
 
 
 class _Server(web.Server):
+    def __init__(self, most_connections: int, *args: Any, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self._most_connections = most_connections
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._connections) >= self._most_connections
+
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ()
+    __slots__ = ("_head_timer",)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._head_timer: asyncio.TimerHandle | None = None
+        if cast(_Server, self._manager).is_full:
+            _turn_away(cast(asyncio.Transport, transport))
+            return
+        super().connection_made(transport)
+        self._head_timer = self._loop.call_later(HEAD_SECONDS, self.force_close)
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._waiter is None or self._waiter.done():
+            self._stop_head_timer()  # a head is complete
+        elif self._head_timer is None:
+            self._head_timer = self._loop.call_later(HEAD_SECONDS, self.force_close)
+        self._tell_readers()
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _tell_readers(self) -> None:
         """aiohttp queues an answer to chunks that are none behind the request that waits for them, which would wait on
         until its time is up. So whoever still reads a body is told.
         """
-        super().data_received(data)
         error = getattr(self._messages[-1][0], "exc", None) if self._messages else None
         if not isinstance(error, HttpProcessingError):
             return
@@ -89,6 +144,18 @@ class _Connection(web.RequestHandler):
         answer = _WithoutBanner(body=error.encode(), status=status, content_type="application/json")
         answer.force_close()
         return answer
+
+
+def _turn_away(transport: asyncio.Transport) -> None:
+    """Before any request is read: its head may never come."""
+    error = ApiError(503, "too many connections are open", code="overloaded", retry_after_seconds=1)
+    body = error.encode()
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\nRetry-After: {error.retry_after_seconds}\r\nConnection: close\r\n\r\n"
+    )
+    transport.write(head.encode() + body)
+    transport.close()
 
 
 async def _without_banner(request: web.Request, response: web.StreamResponse) -> None:

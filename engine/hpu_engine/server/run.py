@@ -22,7 +22,7 @@ from hpu_engine.contract import EXIT_CODES, ExitCode, FailureReason, Phase, Term
 from hpu_engine.server.control import build_control
 from hpu_engine.server.errors import ApiError
 from hpu_engine.server.lifecycle import Shutdown, drain
-from hpu_engine.server.listener import Runner
+from hpu_engine.server.listener import BACKLOG, Runner, most_connections
 from hpu_engine.server.metrics import Metrics
 from hpu_engine.server.pod import Pod
 from hpu_engine.server.rank import Rank
@@ -191,10 +191,10 @@ def _internal(error: Exception) -> TerminationMessage:
 async def _listen(closing: AsyncExitStack, app: web.Application, settings: ServeSettings, field: str) -> str:
     """Serve `app` on the port in the setting `field`; returns the address. Raises `Failed` that names flag and port."""
     port: int = getattr(settings, field)
-    runner = Runner(app)
+    runner = Runner(app, most_connections() if field == "port" else sys.maxsize)
     await runner.setup()
     closing.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, settings.host, port)
+    site = web.TCPSite(runner, settings.host, port, backlog=BACKLOG)
     try:
         await site.start()
     except OSError as error:
