@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -60,6 +61,25 @@ def test_no_schedule_changes_a_bit_of_any_logit(rank: Rank, seed: int) -> None:
         assert difference is None, f"trace {seed}, {schedule}: {difference}"
 
 
+@pytest.mark.parametrize(("threads", "width"), [(3, 1024), (5, 1536), (2, 1000)])
+def test_how_work_is_cut_among_threads_changes_no_bit(threads: int, width: int) -> None:
+    """Element by element work of many rows is cut among threads where it falls, one row's is not cut at all."""
+    lengths = (40, 99, 130, 57)
+    prompts = [tuple(3 + (i * 37 + n) % (VOCAB - 5) for i in range(length)) for n, length in enumerate(lengths)]
+    params = SamplingParams(max_tokens=3, temperature=0.0)
+    asked = [Asked(f"r{n}", prompt, params, arrives_at_step=n) for n, prompt in enumerate(prompts)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        path = str(tiny("llama", intermediate_size=width))
+        rank = open_quietly(EngineConfig(model=path, block_size=BLOCK, num_kv_blocks=40, exact=True))
+        expected = one_at_a_time(rank, asked, num_blocks=40)
+        for budget in (256, 70):
+            assert first_difference(expected, replay(rank, asked, Schedule(budget=budget, num_blocks=40))) is None
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_fuzzer_sees_preemption_and_prefix_hits(rank: Rank) -> None:
     """A trace without them would prove little."""
     asked = [
@@ -97,9 +117,8 @@ def test_a_real_model_is_exact_too() -> None:
         assert difference is None, f"{schedule}: {difference}"
 
 
-def processor(boundaries: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor]:
+def processor(boundaries: tuple[int, ...], weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     """A linear that, like a library, adds in another order in each class of row counts."""
-    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(1))
 
     def apply(x: torch.Tensor) -> torch.Tensor:
         split = 8 * (1 + sum(x.shape[0] >= boundary for boundary in boundaries))
@@ -126,9 +145,8 @@ def processor(boundaries: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Ten
     ],
 )
 def test_the_row_counts_that_are_treated_alike_are_found(boundaries: tuple[int, ...], expected: RowClass) -> None:
-    apply = processor(boundaries)
-    assert find_row_class(apply, torch.zeros(64, 96)) == expected
-    exactly = exact_linear(apply, expected)
+    assert find_row_class(partial(processor, boundaries), (64, 96), torch.float32) == expected
+    exactly = exact_linear(processor(boundaries, torch.randn(64, 96)), expected)
     x = torch.randn(300, 96, generator=torch.Generator().manual_seed(2))
     whole = exactly(x)
     for count in (*EDGES[::5], 300):
@@ -136,7 +154,25 @@ def test_the_row_counts_that_are_treated_alike_are_found(boundaries: tuple[int, 
 
 
 def test_where_the_place_of_a_row_matters_rows_are_taken_one_by_one() -> None:
-    def apply(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.arange(x.shape[0])[:, None] * 1e-3
+    def build(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: x + torch.arange(x.shape[0])[:, None] * 1e-3
 
-    assert find_row_class(apply, torch.zeros(8, 8)) == RowClass(1, 1)
+    assert find_row_class(build, (8, 8), torch.float32) == RowClass(1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_sum_in_another_order_is_seen(dtype: torch.dtype) -> None:
+    """A kernel that takes the two halves of a single row apart: random numbers hardly show it in bfloat16."""
+
+    def build(weight: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        wide = weight.float()
+
+        def apply(x: torch.Tensor) -> torch.Tensor:
+            rows = torch.split(x.float(), 1)
+            if len(rows) > 1:
+                return torch.cat([row @ wide.T for row in rows]).to(dtype)
+            return (rows[0][:, :32] @ wide[:, :32].T + rows[0][:, 32:] @ wide[:, 32:].T).to(dtype)
+
+        return apply
+
+    assert find_row_class(build, (64, 64), dtype).least > 1

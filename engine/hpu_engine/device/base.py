@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Linear = Callable[[Tensor], Tensor]
 """[rows, in] to [rows, out], bias included."""
 
+Gate = Callable[[Tensor], Tensor]
+"""[rows, 2 * width], gate first, to silu(gate) * up [rows, width]."""
+
 ExpertKernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden states [rows, hidden], indices of experts [rows, top_k] (none of the kernel's: elsewhere) and their weights
 [rows, top_k], to float32 sums [rows, hidden].
@@ -69,6 +72,11 @@ class Device(ABC):
         """The fastest kernel for `weight` [out, in], which it may keep, repack or drop. `rounds`: activations may be
         rounded to the operands' type.
         """
+
+    @property
+    @abstractmethod
+    def gate(self) -> Gate:
+        """The gated activation of an MLP, dense or an expert's."""
 
     @abstractmethod
     def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:

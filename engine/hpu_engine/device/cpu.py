@@ -73,11 +73,13 @@ class CpuDevice(Device):
 
     def _exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """The choice of kernel is not measured here: it must be the same at every start."""
-        linear = packed(weight, bias) or plain(weight, bias)
         key: _LinearKey = (weight.dtype, weight.shape[0], weight.shape[1])
         if key not in self._row_classes:
-            self._row_classes[key] = find_row_class(linear, weight)
-        return exact_linear(linear, self._row_classes[key])
+            no_bias = None if bias is None else torch.zeros_like(bias)
+            self._row_classes[key] = find_row_class(
+                lambda own: packed(own, no_bias) or plain(own, no_bias), (key[1], key[2]), key[0]
+            )
+        return exact_linear(packed(weight, bias) or plain(weight, bias), self._row_classes[key])
 
     def exact_group_rows(
         self, *, group: int, chunk_rows: int, head_dim: int, block_size: int, dtype: torch.dtype

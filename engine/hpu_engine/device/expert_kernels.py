@@ -7,20 +7,17 @@ expert(row), in ascending order of expert, so that a row's bits do not depend on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.device.base import ExpertKernel, Linear
+from hpu_engine.device.base import ExpertKernel, Gate, Linear
 
 Expert = tuple[Linear, Linear]
 """`gate_up` [rows, hidden] to [rows, 2 * width], gate first; `down` [rows, width] to [rows, hidden]."""
-
-Gate = Callable[[Tensor], Tensor]
-"""[rows, 2 * width], gate first, to silu(gate) * up [rows, width]."""
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

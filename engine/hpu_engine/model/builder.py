@@ -18,7 +18,7 @@ from hpu_engine.model.moe.layer import MoeLayer, SharedExperts
 from hpu_engine.model.moe.router import Router, RoutingRule
 from hpu_engine.model.rotary import RotaryTable
 from hpu_engine.model.sharded import Embedding, gathered, reduced
-from hpu_engine.model.step_ops import TORCH_OPS, HeadNorms, StepOps
+from hpu_engine.model.step_ops import HeadNorms, StepOps, TorchOps
 from hpu_engine.model.transformer import DenseMlp, Layer, Mlp, Transformer
 from hpu_engine.model.weights.loading import OnBytes, load_parameters
 from hpu_engine.model.weights.name_table import NameTable, expand
@@ -124,7 +124,7 @@ class _Worker:
 
     @property
     def ops(self) -> StepOps:
-        return self.device.step_ops or TORCH_OPS
+        return self.device.step_ops or TorchOps(self.device.gate)
 
     def layer(self, index: int) -> Layer:
         prefix = f"layers.{index}."

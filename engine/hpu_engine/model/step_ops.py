@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hpu_engine.device.base import Gate
 from hpu_engine.device.expert_kernels import silu_mul
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.rotary import rotate
@@ -74,13 +75,16 @@ class StepOps(Protocol):
 
 
 class TorchOps:
+    def __init__(self, gate: Gate = silu_mul) -> None:
+        self._gate = gate
+
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         # What is added up layer by layer is kept in float32: the norm needs it so, and no digit of the sum is lost.
         total = x.float() if delta is None else x + delta
         return total, _rms_norm(total, weight, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return silu_mul(gate_up)
+        return self._gate(gate_up)
 
     def rotate(self, qkv: Tensor, heads: int, norms: HeadNorms | None, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
         turned = heads + (qkv.shape[1] - heads) // 2
