@@ -20,7 +20,7 @@ def recorder(two_node_cluster: Fleet) -> Iterator[Recorder]:
     recorder = Recorder(two_node_cluster, namespace)
     two_node_cluster.api.request("POST", recorder.path("services"), pods.service("graceful"))
     for manifest in pods.all_pods():
-        two_node_cluster.api.request("POST", recorder.path("pods"), manifest)
+        recorder.create(manifest)
     recorder.wait("frozen", lambda pod: pod.condition("Ready").get("status") == "True")
     two_node_cluster.freeze(pods.FROZEN)
     try:

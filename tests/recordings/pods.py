@@ -11,7 +11,7 @@ from tests.cluster.cards import RESOURCE
 Manifest = dict[str, Any]
 
 HERE, FROZEN = "node-0", "node-1"
-GRACE_SECONDS = 20
+GRACE_SECONDS, ENDS_AFTER_SECONDS = 45, 20
 CARDS_HELD = 2
 FIRST_LINE = "OSError: /models/smollm2/model.safetensors: no such file"
 # Longer than any test waits.
@@ -73,7 +73,6 @@ def all_pods() -> list[Manifest]:
     return [
         pod("cards-insufficient", container=_cards(64), node=None),
         pod("cards-refused", container=_cards(64), node=None, nodeName=HERE),
-        pod("image-absent", container={"image": "localhost:1/absent:1"}),
         pod("image-never", container={"image": "localhost/absent:1", "imagePullPolicy": "Never"}),
         pod("secret-env", container={"envFrom": [{"secretRef": {"name": "absent"}}]}),
         pod("secret-volume", volumes=secret_file, container={"volumeMounts": [{"name": "token", "mountPath": "/t"}]}),
@@ -84,7 +83,7 @@ def all_pods() -> list[Manifest]:
         pod("dead", container=_failing("livenessProbe")),
         pod(
             "graceful",
-            container=_shell("trap 'sleep 8; exit 0' TERM; while :; do sleep 0.1; done"),
+            container=_shell(f"trap 'sleep {ENDS_AFTER_SECONDS}; exit 0' TERM; while :; do sleep 0.1; done"),
             terminationGracePeriodSeconds=GRACE_SECONDS,
         ),
         pod("frozen", node=FROZEN, tolerations=[unreachable]),

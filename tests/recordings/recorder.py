@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from hpu_operator.api.reasons import Reason
 from hpu_operator.domain.diagnosis import Diagnosis, diagnose_pod
 from hpu_operator.domain.observed import Event, read_pod
 from tests.cluster.api import ApiError
@@ -61,6 +62,12 @@ class Seen:
         events = tuple(Event(event["type"], event["reason"], event.get("message", "")) for event in self.events)
         return diagnose_pod(read_pod(self.live, events=events), datetime.now(UTC))
 
+    @property
+    def reason(self) -> Reason | None:
+        """The operator's word for it."""
+        diagnosis = self.diagnosis()
+        return diagnosis.reason if diagnosis else None
+
 
 @dataclass(frozen=True)
 class Recorder:
@@ -71,7 +78,9 @@ class Recorder:
         return f"/api/v1/namespaces/{self.namespace}/{kind}" + (f"/{name}" if name else "")
 
     def see(self, name: str) -> Seen | None:
-        """The pod now; None when there is none."""
+        """The pod now; None when there is none. Read after its events, so that its status is not older than those."""
+        query = f"{self.path('events')}?fieldSelector=involvedObject.name={name}"
+        found: Any = self.fleet.api.request("GET", query)["items"]
         try:
             live = self.fleet.api.request("GET", self.path("pods", name))
         except ApiError as error:
@@ -79,13 +88,15 @@ class Recorder:
                 return None
             raise
         metadata: Any = live["metadata"]
-        query = f"{self.path('events')}?fieldSelector=involvedObject.uid={metadata['uid']}"
-        found: Any = self.fleet.api.request("GET", query)["items"]
-        events = sorted(found, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+        events = [event for event in found if event["involvedObject"].get("uid") == metadata["uid"]]
+        events.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
         return Seen(live, tuple(events))
 
-    def wait(self, name: str, expected: Callable[[Seen], bool], timeout_seconds: float = 60.0) -> Seen:
-        """The first sight of the pod that is as expected. AssertionError with the last one."""
+    def wait(self, name: str, expected: Callable[[Seen], bool], timeout_seconds: float = 90.0) -> Seen:
+        """The first sight of the pod that is as expected. AssertionError with the last one.
+
+        Status and events come from different hands: whatever a test asserts and may come later belongs into `expected`.
+        """
         deadline = time.monotonic() + timeout_seconds
         while True:
             seen = self.see(name)
@@ -104,6 +115,9 @@ class Recorder:
                 raise AssertionError(f"pod {name} is still there after {timeout_seconds:.0f} s")
             time.sleep(0.2)
         return time.monotonic() - start
+
+    def create(self, manifest: Object) -> None:
+        self.fleet.api.request("POST", self.path("pods"), manifest)
 
     def delete(self, name: str) -> None:
         self.fleet.api.request("DELETE", self.path("pods", name))

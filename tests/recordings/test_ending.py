@@ -17,26 +17,25 @@ def test_a_crash_leaves_exit_code_and_termination_message(recorder: Recorder) ->
     assert pod.last_end["message"].strip() == pods.FIRST_LINE
     assert pod.status["phase"] == "Running"
     # The state may be waiting (CrashLoopBackOff), terminated or running by chance; events and counts are not.
-    pod = recorder.wait("crash", lambda pod: restarted(pod, times=2) and bool(pod.messages("BackOff")))
+    pod = recorder.wait(
+        "crash",
+        lambda pod: restarted(pod, times=2) and bool(pod.messages("BackOff")) and pod.reason is Reason.CRASH_LOOP,
+    )
     assert pod.last_end["exitCode"] == 3
-    diagnosis = pod.diagnosis()
-    assert diagnosis is not None
-    assert diagnosis.reason is Reason.CRASH_LOOP
-    assert pods.FIRST_LINE in diagnosis.message
+    assert pods.FIRST_LINE in str(pod.diagnosis())
 
 
 def test_a_kill_for_memory_has_its_own_reason(recorder: Recorder) -> None:
-    pod = recorder.wait("memory", restarted)
-    assert (pod.last_end["exitCode"], pod.last_end["reason"]) == (137, "OOMKilled")
-    diagnosis = pod.diagnosis()
-    assert diagnosis is not None
-    assert diagnosis.reason is Reason.OUT_OF_MEMORY
+    # The first end may read "Error": containerd hears of the kernel's kill a moment later.
+    pod = recorder.wait("memory", lambda pod: restarted(pod) and pod.last_end["reason"] == "OOMKilled")
+    assert pod.last_end["exitCode"] == 137
+    assert pod.reason is Reason.OUT_OF_MEMORY
 
 
 def test_a_failing_readiness_probe_is_explained_by_an_event_alone(recorder: Recorder) -> None:
-    pod = recorder.wait("unready", lambda pod: bool(pod.messages("Unhealthy")))
+    pod = recorder.wait("unready", lambda pod: bool(pod.messages("Unhealthy")) and pod.container.get("started") is True)
     assert "running" in pod.container["state"]
-    assert (pod.container["ready"], pod.container["started"]) == (False, True)
+    assert pod.container["ready"] is False
     assert pod.condition("Ready")["reason"] == "ContainersNotReady"
     assert pod.messages("Unhealthy")[-1].startswith("Readiness probe failed")
     assert "no heartbeat" in pod.messages("Unhealthy")[-1]
@@ -44,28 +43,29 @@ def test_a_failing_readiness_probe_is_explained_by_an_event_alone(recorder: Reco
 
 
 def test_a_failing_liveness_probe_looks_like_a_kill_but_for_its_events(recorder: Recorder) -> None:
-    pod = recorder.wait("dead", lambda pod: restarted(pod, times=2) and bool(pod.messages("Killing")))
+    pod = recorder.wait(
+        "dead",
+        lambda pod: restarted(pod, times=2) and bool(pod.messages("Killing")) and pod.reason is Reason.LIVENESS_FAILED,
+    )
     assert (pod.last_end["exitCode"], pod.last_end["reason"]) == (137, "Error")
     assert any(message.startswith("Liveness probe failed") for message in pod.messages("Unhealthy"))
-    diagnosis = pod.diagnosis()
-    assert diagnosis is not None
-    assert diagnosis.reason is Reason.LIVENESS_FAILED
 
 
 def test_a_pod_that_ends_gracefully_stays_ready_but_gets_no_new_clients(recorder: Recorder) -> None:
     recorder.wait("graceful", lambda pod: pod.condition("Ready").get("status") == "True")
     recorder.delete("graceful")
-    pod = recorder.wait("graceful", lambda pod: endpoint(recorder, pod).get("terminating") is True, timeout_seconds=7)
+    pod = recorder.wait(
+        "graceful",
+        lambda pod: bool(pod.messages("Killing")) and endpoint(recorder, pod).get("terminating") is True,
+        timeout_seconds=pods.ENDS_AFTER_SECONDS - 5,
+    )
     assert pod.live["metadata"]["deletionGracePeriodSeconds"] == pods.GRACE_SECONDS
     assert pod.live["metadata"]["deletionTimestamp"]
     assert pod.condition("Ready")["status"] == "True"
     assert "running" in pod.container["state"]
-    assert pod.messages("Killing")
     conditions = endpoint(recorder, pod)
     assert (conditions["ready"], conditions["serving"]) == (False, True)
-    diagnosis = pod.diagnosis()
-    assert diagnosis is not None
-    assert diagnosis.reason is Reason.DRAINING
+    assert pod.reason is Reason.DRAINING
     assert recorder.gone_after("graceful", timeout_seconds=pods.GRACE_SECONDS - 5) > 0
 
 
