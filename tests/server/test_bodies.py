@@ -14,7 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from hpu_engine.server.protocol import MAX_COMMAS, ChatCompletionRequest
-from tests.server.running import RunningServer, post
+from tests.server.running import PATIENCE_SECONDS, RunningServer, post
 
 GOOD = {"model": "tiny", "prompt": "abc", "max_tokens": 2}
 
@@ -88,12 +88,11 @@ def encoded(name: bytes, body: bytes) -> bytes:
 
 def exchange(port: int, *pieces: bytes) -> tuple[int, bytes, bytes]:
     """Status, head and body of the answer to bytes that are sent as they are, each piece apart."""
-    with socket.create_connection(("127.0.0.1", port), 10) as raw:
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS) as raw:
         for piece in pieces:
             raw.sendall(piece)
             time.sleep(0.05 * (len(pieces) > 1))
         answer = http.client.HTTPResponse(raw)
-        raw.settimeout(30)
         answer.begin()
         return answer.status, str(answer.headers).encode(), answer.read()
 
