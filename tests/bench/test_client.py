@@ -20,7 +20,7 @@ def workload(count: int, concurrency: int, tokens: int = 8) -> Workload:
     return Workload("w", tuple(Request("all", 0.0, IDS.prompt(rng, 16), tokens) for _ in range(count)), concurrency)
 
 
-async def run(server: ScriptedServer, work: Workload, limit: float = 20.0) -> tuple[Answer, ...]:
+async def run(server: ScriptedServer, work: Workload, limit: float = 60.0) -> tuple[Answer, ...]:
     async with scripted(server), aiohttp.ClientSession() as session:
         target = Target(server.url, await served_model(session, server.url))
         return await run_workload(session, target, work, limit)
@@ -32,11 +32,13 @@ async def test_times_and_tokens_are_those_of_the_server() -> None:
     figures = summarise("w", answers, (1.0, 1.0), None)
     (kind,) = figures.kinds
     assert (figures.output_tokens, figures.prompt_tokens, figures.failed) == (32, 64, 0)
-    assert kind.ttft_ms.p50 == pytest.approx(200, abs=100)
-    assert kind.ttft_ms.p50 >= 200  # type: ignore[operator]
-    assert kind.itl_ms.p50 == pytest.approx(30, abs=20)
+    # A busy machine is late, never early: the upper bounds only tell a time from a sum of several.
+    assert kind.ttft_ms.p50 is not None
+    assert 200 <= kind.ttft_ms.p50 < 2000
+    assert kind.itl_ms.p50 is not None
+    assert 20 <= kind.itl_ms.p50 < 300
     assert len(kind.itl_samples_ms) == 4 * 7
-    assert figures.seconds == pytest.approx(0.2 + 7 * 0.03, abs=0.3)
+    assert 0.4 <= figures.seconds < 4
     assert figures.output_tokens_per_second == pytest.approx(32 / figures.seconds)
 
 
@@ -67,7 +69,7 @@ async def test_no_more_requests_are_open_than_the_workload_allows() -> None:
     ],
 )
 async def test_a_faulty_answer_is_named_and_not_counted(fault: str, named: str) -> None:
-    answers = await run(ScriptedServer(0.0, 0.0, fault=fault), workload(2, 2), limit=1.0 if fault == "hang" else 20.0)
+    answers = await run(ScriptedServer(0.0, 0.0, fault=fault), workload(2, 2), limit=1.0 if fault == "hang" else 60.0)
     figures = summarise("w", answers, (1.0, 1.0), None)
     assert named in str(figures.first_error)
     assert (figures.failed, figures.output_tokens) == (2, 0)

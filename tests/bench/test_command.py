@@ -83,7 +83,7 @@ async def test_a_bench_that_is_told_to_end_takes_its_server_along(tmp_path: Path
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "hpu_engine.cli", "bench", "--url", "http://127.0.0.1:9", "--start", start
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not (mark.exists() and mark.read_text()):
             await asyncio.sleep(0.1)
         process.send_signal(signal.SIGTERM)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -16,7 +16,6 @@ from hpu_engine.bench.plot import plot
 from hpu_engine.bench.report import Report, table
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0, 100))
 def test_percentiles_equal_numpys(samples: list[float], percent: float) -> None:
     assert percentile(samples, percent) == pytest.approx(float(np.percentile(samples, percent)), rel=1e-9, abs=1e-6)

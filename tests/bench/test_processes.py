@@ -13,6 +13,7 @@ import pytest
 from hpu_engine.bench.client import BenchError
 from hpu_engine.bench.memory import listener_of, tree_pss_bytes
 from hpu_engine.bench.server_process import running
+from tests.cluster import ports
 
 MEGABYTE = 1_000_000
 PARENT = """
@@ -68,22 +69,20 @@ def test_a_process_that_is_gone_has_no_memory() -> None:
 
 
 def test_the_listener_of_a_port_is_found() -> None:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        assert listener_of(listening.getsockname()[1]) == psutil.Process().pid
-        port = listening.getsockname()[1]
+    (port,) = ports.choose(1)
+    with socket.create_server(("127.0.0.1", port)):
+        assert listener_of(port) == psutil.Process().pid
     assert listener_of(port) is None
 
 
 async def test_a_started_server_is_timed_and_ended_with_its_children(tmp_path: Path) -> None:
-    port = _free_port()
+    (port,) = ports.choose(1)
     command = [sys.executable, "-c", SERVER, str(port), "0.7"]
     async with running(command, f"http://127.0.0.1:{port}", log=tmp_path / "log", limit_seconds=60) as started:
-        assert 0.7 < started.start_up_seconds < 30
+        assert 0.7 < started.start_up_seconds < 60
         family = _tree(started.pid)
         assert [process.name() for process in family[1:]] == ["sleep"]
-    _, alive = psutil.wait_procs(family, timeout=5)
+    _, alive = psutil.wait_procs(family, timeout=30)
     assert not alive
 
 
@@ -96,12 +95,7 @@ async def test_a_server_that_dies_is_reported_with_its_last_words(tmp_path: Path
 
 async def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import time; print('hanging', flush=True); time.sleep(300)"]
+    (port,) = ports.choose(1)
     with pytest.raises(BenchError, match=r"(?s)not ready in time.*hanging"):
-        async with running(command, f"http://127.0.0.1:{_free_port()}", log=tmp_path / "log", limit_seconds=1.5):
+        async with running(command, f"http://127.0.0.1:{port}", log=tmp_path / "log", limit_seconds=6):
             pass
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

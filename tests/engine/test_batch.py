@@ -28,7 +28,7 @@ def steps(draw: st.DrawFn) -> tuple[Step, int]:
     return Step(tuple(rows)), size
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps())
 def test_every_index_is_what_it_says(case: tuple[Step, int]) -> None:
     step, size = case

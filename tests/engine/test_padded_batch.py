@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpu_engine.core.batch import build_batch
@@ -50,7 +50,7 @@ def padded_steps(draw: st.DrawFn) -> tuple[Step, StepShapes, StepLimits]:
     return step, ShapeMap(size, buckets).of(step), limits
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80)
 @given(padded_steps())
 def test_every_index_is_what_it_says(case: tuple[Step, StepShapes, StepLimits]) -> None:
     step, shapes, limits = case
@@ -125,7 +125,7 @@ def check_singles(batch: PaddedBatch, step: Step, shapes: StepShapes, limits: St
     assert not rows
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(padded_steps())
 def test_the_shape_of_every_tensor_follows_from_the_buckets_alone(case: tuple[Step, StepShapes, StepLimits]) -> None:
     """A batch of nothing but padding, as warm-up runs it, has the very shapes of a real one."""

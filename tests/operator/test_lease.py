@@ -128,7 +128,7 @@ async def test_work_rests_while_the_lease_is_unconfirmed_and_goes_on_afterwards(
     monkeypatch.setattr(lease_module, "RENEW_SECONDS", 0.01)
     held = candidate(store, clock, "a")
     await held.acquire()
-    await asyncio.wait_for(held.confirmed(), 1)
+    await asyncio.wait_for(held.confirmed(), 30)
     holding = asyncio.create_task(held.hold())
     store.down = True
     await asyncio.sleep(0.03)
@@ -138,7 +138,7 @@ async def test_work_rests_while_the_lease_is_unconfirmed_and_goes_on_afterwards(
     assert not resting.done()
     assert not holding.done(), "an outage in which nobody can take over is no loss"
     store.down = False
-    await asyncio.wait_for(resting, 1)
+    await asyncio.wait_for(resting, 30)
     holding.cancel()
 
 
@@ -150,7 +150,7 @@ async def test_holding_ends_when_another_holds(
     await held.acquire()
     assert store.live is not None
     store.live["spec"]["holderIdentity"] = "b"
-    await asyncio.wait_for(held.hold(), 1)
+    await asyncio.wait_for(held.hold(), 30)
 
 
 async def test_nothing_is_written_in_the_middle_of_work_while_the_lease_is_unconfirmed(

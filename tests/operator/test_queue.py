@@ -34,7 +34,7 @@ def queue(clock: Clock) -> Queue:
 
 
 async def take(queue: Queue) -> Key | None:
-    return await asyncio.wait_for(queue.take(), 5)
+    return await asyncio.wait_for(queue.take(), 30)
 
 
 async def nothing(queue: Queue) -> bool:
@@ -100,7 +100,7 @@ async def test_a_closed_queue_ends_its_workers(queue: Queue) -> None:
     waiting = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
     queue.close()
-    assert await asyncio.wait_for(waiting, 5) is None
+    assert await asyncio.wait_for(waiting, 30) is None
 
 
 @given(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -17,6 +16,7 @@ from hpu_operator.metrics import Metrics
 from hpu_operator.ranks import RankClient, control_url
 from hpu_operator.runtime.key import Key
 from hpu_operator.runtime.rank_watch import RankWatch, Target
+from tests.cluster import ports
 from tests.control_plane.scripted_ranks import ScriptedRanks, state
 
 KEY = Key("team", "smol")
@@ -58,9 +58,7 @@ async def test_a_connection_that_breaks_is_unreachable(client: RankClient) -> No
 
 
 async def test_a_closed_port_is_unreachable(client: RankClient) -> None:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port = held.getsockname()[1]
+    (port,) = ports.choose(1)
     read = await client.read(f"http://127.0.0.1:{port}")
     assert isinstance(read, Unreachable)
     assert "cannot be reached" in read.error
@@ -116,7 +114,7 @@ async def test_an_answer_that_comes_in_pieces_is_read_to_its_end(client: RankCli
 
 
 async def heard(news: asyncio.Queue[Key]) -> Key:
-    return await asyncio.wait_for(news.get(), 10)
+    return await asyncio.wait_for(news.get(), 30)
 
 
 async def test_a_silence_has_a_length_and_is_news_when_it_lasts(client: RankClient) -> None:
@@ -161,6 +159,7 @@ async def test_the_watch_tells_news_once_and_stops_when_nobody_expects_the_pod(c
             assert watch.answer("uid") is None, "a restarted container has said nothing yet"
             await heard(news)
             watch.expect(KEY, [])
+            await asyncio.gather(*watch._tasks)  # a question that was on its way is no new one
             asked = ranks.asked
             await asyncio.sleep(1.5)
             assert ranks.asked == asked

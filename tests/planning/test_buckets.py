@@ -6,7 +6,7 @@ import random
 import timeit
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpu_engine.core.kv_blocks import BlockPool
@@ -59,7 +59,7 @@ def emittable(limits: StepLimits, kind: Kind) -> set[Size]:
             return {(n, 0) for n in rows}
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(limits=limits_of_any_kind(), recipes=st.integers(5, 150))
 def test_any_configuration_is_covered_whatever_the_number_of_recipes(limits: StepLimits, recipes: int) -> None:
     buckets = plan_buckets(limits, COST, NOTHING_KNOWN, recipes=recipes)
@@ -69,7 +69,7 @@ def test_any_configuration_is_covered_whatever_the_number_of_recipes(limits: Ste
         assert buckets.of(kind)[-1].size == limits.largest(kind)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(limits=limits_of_any_kind(most_length=70), recipes=st.integers(5, 40))
 def test_enumeration_of_small_configurations_agrees_with_the_proof(limits: StepLimits, recipes: int) -> None:
     small = StepLimits(
@@ -93,7 +93,7 @@ def test_enumeration_of_small_configurations_agrees_with_the_proof(limits: StepL
             assert maximal <= shapes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(limits=limits_of_any_kind(most_length=60))
 def test_a_cell_is_a_point_exactly_when_a_shape_of_it_can_occur(limits: StepLimits) -> None:
     small = StepLimits(limits.max_model_len, min(limits.max_num_seqs, 5), min(limits.max_batched_tokens, 80),
@@ -107,7 +107,7 @@ def test_a_cell_is_a_point_exactly_when_a_shape_of_it_can_occur(limits: StepLimi
                 assert small.can_emit(kind, (low, max(left, 0)), (high, right)) >= expected, (kind, high, right)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(limits=limits_of_any_kind(), recipes=st.integers(5, 120), seed=st.integers(0, 1000))
 def test_the_cheapest_covering_bucket_is_found(limits: StepLimits, recipes: int, seed: int) -> None:
     buckets = plan_buckets(limits, COST, NOTHING_KNOWN, recipes=recipes)

@@ -25,11 +25,11 @@ def probe() -> tuple[float, set[str]]:
     return seconds, set(modules)
 
 
-def test_all_of_planning_imports_within_a_tenth_of_a_second_beside_pydantic() -> None:
-    # The least of several runs in processor time: neighbours on this machine only ever add.
+def test_all_of_planning_imports_within_a_third_of_a_second_beside_pydantic() -> None:
+    # The least of several runs in processor time: neighbours on this machine only ever add. Usual is 0.08 s.
     seconds = min(probe()[0] for _ in range(5))
     print(f"import of planning: {seconds * 1000:.0f} ms")
-    assert seconds < 0.1
+    assert seconds < 0.3
 
 
 def test_planning_imports_nothing_large() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpu_engine.planning import describe
@@ -71,7 +71,7 @@ def small_configs(draw: st.DrawFn, family: str) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12)
 @given(data=st.data())
 def test_a_random_small_model_has_the_parameters_that_transformers_gives_it(family: str, data: st.DataObject) -> None:
     config = data.draw(small_configs(family))

@@ -63,7 +63,7 @@ def restated(requests: list[Lengths], limits: StepLimits, most: int) -> list[Ste
     return steps
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     requests=st.lists(st.builds(Lengths, st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=12),
     most=st.integers(1, 5),

@@ -59,7 +59,7 @@ def runs_of(sizes: list[int], kept: int) -> list[Run]:
     return [Run(f"recipe {size}", size, kept) for size in sizes]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     sizes=st.lists(st.integers(1, 200 * MIB), min_size=1, max_size=40),
     kept=st.integers(1, 8 * MIB),
@@ -98,7 +98,7 @@ def test_ascending_order_runs_out_of_memory_where_descending_does_not_and_says_a
     assert caught.value.reserved + caught.value.wanted > capacity
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 9 * MIB)), max_size=60))
 def test_the_allocator_never_hands_out_a_byte_twice_and_loses_none(operations: list[tuple[bool, int]]) -> None:
     allocator = CachingAllocator()

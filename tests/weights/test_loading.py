@@ -100,7 +100,7 @@ def test_activation_scales_go_where_the_table_says(layout: Layout) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_byte_runs_are_the_region_in_order(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
     region = tuple(
