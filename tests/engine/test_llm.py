@@ -29,7 +29,7 @@ def small() -> LLM:
 
 
 def test_a_real_model_answers_in_chat_and_stops_by_itself(llm: LLM) -> None:
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "Please tell me the capital of France."}]
     (answer,) = llm.chat([question], SamplingParams(max_tokens=32, temperature=0.0))
     assert answer.text == "The capital of France is Paris."
     assert answer.finish_reason == "stop"

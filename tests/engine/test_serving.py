@@ -144,7 +144,7 @@ def test_clients_that_leave_free_their_blocks(tiny: RunningServer, stream: bool)
 
 def test_a_real_model_chats(smol: RunningServer) -> None:
     client = client_of(smol)
-    question: Any = [{"role": "user", "content": "What is the capital of France?"}]
+    question: Any = [{"role": "user", "content": "Please tell me the capital of France."}]
     answer = client.chat.completions.create(model="smollm2", messages=question, temperature=0)
     assert answer.choices[0].message.content == "The capital of France is Paris."
     assert answer.choices[0].finish_reason == "stop"

@@ -80,7 +80,7 @@ def test_a_mixture_of_experts_with_real_weights_chats() -> None:
     with RunningServer(smollm2_ernie_moe(), **flags) as server:
         server.wait_until_ready()
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-        question: Any = [{"role": "user", "content": "What is the capital of France?"}]
+        question: Any = [{"role": "user", "content": "Please tell me the capital of France."}]
         chunks = client.chat.completions.create(model="moe", messages=question, temperature=0, stream=True)
         text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
         state = server.state()
