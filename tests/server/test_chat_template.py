@@ -22,9 +22,7 @@ CONVERSATION = [
 
 @pytest.mark.parametrize("messages", [CONVERSATION, CONVERSATION[1:]], ids=["with a system turn", "without"])
 @pytest.mark.parametrize("prompted", [True, False])
-async def test_prompt_and_tokens_equal_transformers(
-    smollm2: Path, messages: list[dict[str, Any]], prompted: bool
-) -> None:
+def test_prompt_and_tokens_equal_transformers(smollm2: Path, messages: list[dict[str, Any]], prompted: bool) -> None:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(smollm2)
@@ -33,7 +31,7 @@ async def test_prompt_and_tokens_equal_transformers(
     text = ours.chat_template.render(messages, add_generation_prompt=prompted)
     assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompted)
     expected = theirs.apply_chat_template(messages, add_generation_prompt=prompted, return_dict=False)
-    assert list(await ours.encode(text, add_special_tokens=False)) == list(expected)
+    assert list(ours.encode_now(text, add_special_tokens=False)) == list(expected)
 
 
 def test_special_tokens_and_variables_are_there_by_name() -> None:
@@ -71,10 +69,10 @@ def test_json_in_a_template_is_not_escaped_for_html() -> None:
     assert "<é'>" in template.render([{"content": "<é'>"}])
 
 
-async def test_long_texts_are_tokenized_like_short_ones(shell: Path) -> None:
+def test_long_texts_are_tokenized_like_short_ones(shell: Path) -> None:
     tokenizer = load_tokenizer(shell)
     text = "A request is a list of tokens. " * 200
-    ids = await tokenizer.encode(text, add_special_tokens=True)
+    ids = tokenizer.encode_now(text, add_special_tokens=True)
     detokenizer = Detokenizer(tokenizer.text_of_tokens(skip_special_tokens=True))
     assert "".join(detokenizer.push(token_id).text for token_id in ids) == text
     assert len(text) <= len(ids) * tokenizer.chars_per_token

@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from hpu_engine.server.answering import Head, new_head, respond
 from hpu_engine.server.chat_template import TemplateRefused
+from hpu_engine.server.engine import Job
 from hpu_engine.server.errors import bad_request
 from hpu_engine.server.generation import Answer, Delta
 from hpu_engine.server.jobs import check_for_model, check_scores, encode_prompt, make_job, output_limit
@@ -27,17 +28,27 @@ from hpu_engine.server.responses import (
     Usage,
     encode,
 )
-from hpu_engine.server.serving import SERVING, LoadedModel, read_body
+from hpu_engine.server.serving import SERVING, LoadedModel, Serving, prepare, read_body
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     serving = request.app[SERVING]
     model = serving.model()
-    parsed = read_chat(parse_object(await read_body(request)))
+    body = await read_body(request)
+    parsed, job = await prepare(body, _read, body, serving, model)
+    head = new_head("chatcmpl", serving.name, include_usage=parsed.include_usage)
+    async with serving.engine.open([job]) as answer:
+        form = _Form(head, parsed, answer, model.tokenizer.spell)
+        return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
+
+
+def _read(data: bytes, serving: Serving, model: LoadedModel) -> tuple[ChatCompletionRequest, Job]:
+    """All that a body asks for. Raises `ApiError`."""
+    parsed = read_chat(parse_object(data))
     serving.check_model_name(parsed.model)
     check_for_model(parsed, 1, model)
     limits = serving.engine.limits
-    prompt = await encode_prompt(
+    prompt = encode_prompt(
         _render(parsed, model),
         model.tokenizer,
         limits,
@@ -46,10 +57,7 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     )
     limit = output_limit(len(prompt), parsed.output_limit, None, limits, least=parsed.min_tokens, param="messages")
     check_scores(parsed, [prompt], [limit], limits.max_model_len)
-    head = new_head("chatcmpl", serving.name, include_usage=parsed.include_usage)
-    async with serving.engine.open([make_job(prompt, parsed, limit, model, continues=False)]) as answer:
-        form = _Form(head, parsed, answer, model.tokenizer.spell)
-        return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
+    return parsed, make_job(prompt, parsed, limit, model, continues=False)
 
 
 def _render(request: ChatCompletionRequest, model: LoadedModel) -> str:
@@ -57,7 +65,7 @@ def _render(request: ChatCompletionRequest, model: LoadedModel) -> str:
     template = model.tokenizer.chat_template
     if template is None:
         raise bad_request("messages", "this model has no chat template; use /v1/completions")
-    turns = [message.for_template() for message in request.messages]
+    turns = [message.for_template(f"messages[{place}]") for place, message in enumerate(request.messages)]
     try:
         return template.render(
             turns, add_generation_prompt=request.add_generation_prompt, variables=request.chat_template_kwargs

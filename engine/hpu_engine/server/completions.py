@@ -10,13 +10,14 @@ from msgspec import UNSET, UnsetType
 
 from hpu_engine.server.answering import Head, new_head, respond
 from hpu_engine.server.echo import Echo, echo_of
+from hpu_engine.server.engine import Job
 from hpu_engine.server.generation import Answer, Delta
 from hpu_engine.server.jobs import check_for_model, check_scores, encode_prompt, make_job, output_limit
 from hpu_engine.server.logprobs import Spell, completion_logprobs, prompt_logprobs
 from hpu_engine.server.prompts import Prompt, read_prompts
 from hpu_engine.server.protocol import CompletionRequest, parse_object, read_completion
 from hpu_engine.server.responses import Completion, CompletionChoice, PromptLogprobs, Usage, encode
-from hpu_engine.server.serving import SERVING, LoadedModel, Serving, read_body
+from hpu_engine.server.serving import SERVING, LoadedModel, Serving, prepare, read_body
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -24,12 +25,24 @@ DEFAULT_MAX_TOKENS = 16
 async def create_completion(request: web.Request) -> web.StreamResponse:
     serving = request.app[SERVING]
     model = serving.model()
-    body = parse_object(await read_body(request))
+    body = await read_body(request)
+    parsed, jobs, echoes = await prepare(body, _read, body, serving, model)
+    head = new_head("cmpl", serving.name, include_usage=parsed.include_usage)
+    async with serving.engine.open(jobs) as answer:
+        form = _Form(head, parsed, answer, model.tokenizer.spell, echoes)
+        return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
+
+
+def _read(
+    data: bytes, serving: Serving, model: LoadedModel
+) -> tuple[CompletionRequest, Sequence[Job], Sequence[Echo] | None]:
+    """All that a body asks for. Raises `ApiError`."""
+    body = parse_object(data)
     parsed = read_completion(body)
     serving.check_model_name(parsed.model)
     given = read_prompts(body.get("prompt"), model.description.vocab)
     check_for_model(parsed, len(given), model)
-    prompts = [await _token_ids(prompt, parsed, model, serving) for prompt in given]
+    prompts = [_token_ids(prompt, parsed, model, serving) for prompt in given]
     limits = [
         output_limit(len(prompt), parsed.max_tokens, DEFAULT_MAX_TOKENS, serving.engine.limits, least=parsed.min_tokens)
         for prompt in prompts
@@ -38,25 +51,18 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     echoes = None
     if parsed.echo:
         each = zip(given, prompts, strict=True)
-        echoes = [await echo_of(prompt, token_ids, parsed, model.tokenizer) for prompt, token_ids in each]
+        echoes = [echo_of(prompt, token_ids, parsed, model.tokenizer) for prompt, token_ids in each]
     jobs = [
         make_job(prompt, parsed, limit, model, continues=True) for prompt, limit in zip(prompts, limits, strict=True)
     ]
-    head = new_head("cmpl", serving.name, include_usage=parsed.include_usage)
-    async with serving.engine.open(jobs) as answer:
-        form = _Form(head, parsed, answer, model.tokenizer.spell, echoes)
-        return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
+    return parsed, jobs, echoes
 
 
-async def _token_ids(
-    given: Prompt, request: CompletionRequest, model: LoadedModel, serving: Serving
-) -> tuple[int, ...]:
+def _token_ids(given: Prompt, request: CompletionRequest, model: LoadedModel, serving: Serving) -> tuple[int, ...]:
     if not isinstance(given, str):
         return given
     special = request.add_special_tokens
-    return await encode_prompt(
-        given, model.tokenizer, serving.engine.limits, param="prompt", add_special_tokens=special
-    )
+    return encode_prompt(given, model.tokenizer, serving.engine.limits, param="prompt", add_special_tokens=special)
 
 
 @dataclass

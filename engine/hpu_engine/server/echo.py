@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -13,7 +12,7 @@ from hpu_engine.server.errors import ApiError
 from hpu_engine.server.logprobs import ScoredToken
 from hpu_engine.server.prompts import Prompt
 from hpu_engine.server.protocol import CompletionRequest
-from hpu_engine.server.tokenizer import INLINE_CHARS, Tokenizer
+from hpu_engine.server.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -32,22 +31,20 @@ class Echo:
         return tuple(ScoredToken(token_id, own, offset) for token_id, own, offset in each)
 
 
-async def echo_of(given: Prompt, token_ids: tuple[int, ...], request: CompletionRequest, tokenizer: Tokenizer) -> Echo:
+def echo_of(given: Prompt, token_ids: tuple[int, ...], request: CompletionRequest, tokenizer: Tokenizer) -> Echo:
     """A text is echoed as it was given, token ids as the text that they are."""
-    make = _of_text if isinstance(given, str) else _of_tokens
-    if len(given) <= INLINE_CHARS:
-        return make(given, token_ids, request, tokenizer)
-    return await asyncio.to_thread(make, given, token_ids, request, tokenizer)
+    if isinstance(given, str):
+        return _of_text(given, token_ids, request, tokenizer)
+    return _of_tokens(token_ids, request, tokenizer)
 
 
-def _of_text(given: Prompt, token_ids: tuple[int, ...], request: CompletionRequest, tokenizer: Tokenizer) -> Echo:
-    assert isinstance(given, str)
+def _of_text(given: str, token_ids: tuple[int, ...], request: CompletionRequest, tokenizer: Tokenizer) -> Echo:
     if request.logprobs is None:
         return Echo(given, token_ids, (0,) * len(token_ids))
     return Echo(given, token_ids, tokenizer.offsets(given, add_special_tokens=request.add_special_tokens))
 
 
-def _of_tokens(_: Prompt, token_ids: tuple[int, ...], request: CompletionRequest, tokenizer: Tokenizer) -> Echo:
+def _of_tokens(token_ids: tuple[int, ...], request: CompletionRequest, tokenizer: Tokenizer) -> Echo:
     detokenizer = Detokenizer(tokenizer.text_of_tokens(skip_special_tokens=request.skip_special_tokens))
     text, offsets = "", []
     for token_id in token_ids:

@@ -19,7 +19,7 @@ MAX_SCORES = 1 << 20
 """Log-probabilities in one answer, unless one whole context has more."""
 
 
-async def encode_prompt(
+def encode_prompt(
     text: str, tokenizer: Tokenizer, limits: Loaded, *, param: str, add_special_tokens: bool
 ) -> tuple[int, ...]:
     """Token ids of a prompt. One that cannot fit by its length alone is refused before it costs any tokenizing."""
@@ -27,7 +27,7 @@ async def encode_prompt(
         raise prompt_too_long(
             param, f"{len(text)} characters, which no {limits.max_model_len} tokens stand for", limits
         )
-    token_ids = await tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    token_ids = tokenizer.encode_now(text, add_special_tokens=add_special_tokens)
     if not token_ids:
         raise bad_request(param, f"{param} has no tokens")
     return token_ids

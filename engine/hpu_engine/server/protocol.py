@@ -7,7 +7,7 @@ what was asked for is worse than none.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import pydantic_core
 from pydantic import (
@@ -203,35 +203,46 @@ class CompletionRequest(_Generation):
         return max(wanted, default=None)
 
 
-class TextPart(BaseModel):
-    """A part of a message's content. Only text: an image part is refused by its type."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-    type: Literal["text"]
-    text: str
-
-
 class ChatMessage(BaseModel):
     """A turn. Roles are the chat template's business; fields it may look at (`name`, ...) are passed on."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     role: str
-    content: Annotated[tuple[TextPart, ...], FailFast()]
+    content: Any
+    """A text, or a list of parts; `for_template` reads them."""
 
-    @field_validator("content", mode="before")
+    @field_validator("content")
     @classmethod
-    def _a_text_is_one_part(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return ({"type": "text", "text": value},)
-        if not isinstance(value, list):
+    def _text_or_parts(cls, value: Any) -> Any:
+        if not isinstance(value, str | list):
             raise ValueError("has to be a string or a list of text parts")
         return value
 
-    def for_template(self) -> dict[str, Any]:
-        text = "".join(part.text for part in self.content)
+    def for_template(self, path: str) -> dict[str, Any]:
+        """`path` is where the message stands in the request. Raises `ApiError` 400 for a part that is no text."""
+        text = self.content
+        if not isinstance(text, str):
+            text = "".join(_text_of(part, path, place) for place, part in enumerate(text))
         return {**(self.model_extra or {}), "role": self.role, "content": text}
+
+
+def _text_of(part: object, path: str, place: int) -> str:
+    """Of one part of a message's content: an image is refused by its type.
+
+    Written out because there may be very many: the validator would not let other threads run meanwhile.
+    """
+    field, problem = "", "has to be an object"
+    if isinstance(part, dict):
+        kind, text = part.get("type"), part.get("text")
+        if kind == "text" and isinstance(text, str):
+            return text
+        field = ".text" if kind == "text" else ".type"
+        problem = "has to be a string" if kind == "text" else "has to be 'text'"
+        if field[1:] not in part:
+            problem = "is missing"
+    where = f"{path}.content[{place}]{field}"
+    raise bad_request(where, f"{where}: {problem}")
 
 
 class ChatCompletionRequest(_Generation):
@@ -272,7 +283,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
     if data.count(b",") > MAX_COMMAS:
         raise bad_request("body", f"the body has too many elements: more than {MAX_COMMAS} commas")
     try:
-        body = pydantic_core.from_json(data, allow_inf_nan=True)
+        body = pydantic_core.from_json(data, allow_inf_nan=True, cache_strings="none")
     except ValueError as error:
         raise bad_request("body", f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):

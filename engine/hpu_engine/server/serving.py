@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -25,7 +26,12 @@ from hpu_engine.server.unpacking import unpack
 
 BODY_LIMIT_BYTES = 16 * 1024 * 1024
 BODY_SECONDS = 60.0
+INLINE_BODY_BYTES = 2048
+"""What is longer is read, rendered and tokenized in a thread: all streams and probes share the event loop."""
 RETRY_WHILE_STARTING_SECONDS = 5
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,13 @@ async def read_body(request: web.Request) -> bytes:
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} s", param="body") from None
     return data if encoding == "identity" else await asyncio.to_thread(unpack, data, encoding, BODY_LIMIT_BYTES)
+
+
+async def prepare(body: bytes, work: Callable[P, T], *args: P.args, **kw: P.kwargs) -> T:
+    """The result of `work`, which costs as much as `body` is long: in a thread when that could be felt elsewhere."""
+    if len(body) <= INLINE_BODY_BYTES:
+        return work(*args, **kw)
+    return await asyncio.to_thread(work, *args, **kw)
 
 
 def json_response(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

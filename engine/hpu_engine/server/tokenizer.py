@@ -6,7 +6,6 @@ of special tokens, chat template), `chat_template.jinja` (wins over the template
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,6 @@ from hpu_engine.server.chat_template import ChatTemplate, TemplateRefused
 from hpu_engine.server.termination import Failed
 from hpu_engine.server.token_bytes import Spelling, UnknownDecoder, read_decoder, spelling_of
 
-INLINE_CHARS = 2048
-"""A longer text is tokenized in a thread: a millisecond of tokenizing must not stop every other stream."""
 CONFIG_LIMIT_BYTES = 16 * 1024 * 1024
 
 
@@ -40,18 +37,14 @@ class Tokenizer:
         self.chars_per_token = max(map(len, fast.get_vocab()), default=1)
         """No token stands for more characters than this, so a text has at least len / this many tokens."""
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        if len(text) <= INLINE_CHARS:
-            return self.encode_now(text, add_special_tokens=add_special_tokens)
-        return await asyncio.to_thread(self.encode_now, text, add_special_tokens=add_special_tokens)
-
     def encode_now(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """For callers without an event loop."""
-        return tuple(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+        """A batch of one: only for a batch does the library let other threads run meanwhile."""
+        (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return tuple(encoding.ids)
 
     def offsets(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Where in `text` each token that `encode` makes of it begins, in characters."""
-        encoding = self._fast.encode(text, add_special_tokens=add_special_tokens)
+        (encoding,) = self._fast.encode_batch([text], add_special_tokens=add_special_tokens)
         return tuple(start for start, _ in encoding.offsets)
 
     def text_of_tokens(self, *, skip_special_tokens: bool) -> TokenText:

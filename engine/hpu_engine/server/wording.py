@@ -31,7 +31,6 @@ _WORDS = {
     "tuple_type": _LIST,
     "dict_type": _OBJECT,
     "model_type": _OBJECT,
-    "literal_error": "has to be {expected}",
     "greater_than": "has to be greater than {gt}",
     "greater_than_equal": "has to be at least {ge}",
     "less_than": "has to be less than {lt}",

@@ -1,0 +1,73 @@
+"""The event loop belongs to every stream and probe: what a large body costs is paid in another thread."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpu_engine.server.tokenizer import load_tokenizer
+from tests.server.running import RunningServer, post
+
+PARTS = [{"type": "text", "text": "a"}] * 80_000
+UNKNOWN = {f"k{number}": number for number in range(200_000)}
+TEXTS = ["abcdefg " * 60] * 250
+IDS = [[65 + place % 250 for place in range(500)] for _ in range(250)]
+
+
+def loop_seconds(server: RunningServer) -> float:
+    """What the event loop's thread has computed so far."""
+    pid = server.process.pid
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def process_seconds(server: RunningServer) -> float:
+    tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": TEXTS, "max_tokens": 1}),
+        ("completions", {"prompt": IDS, "max_tokens": 0, "echo": True}),
+        ("completions", {"prompt": "a", "max_tokens": 1, **UNKNOWN}),
+        ("chat/completions", {"messages": [{"role": "user", "content": PARTS}]}),
+    ],
+    ids=["texts", "echoed ids", "unknown fields", "text parts"],
+)
+def test_a_large_body_is_read_in_another_thread(echo: RunningServer, path: str, body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    post(f"{echo.url}/v1/{path}", data)
+    loop, process = loop_seconds(echo), process_seconds(echo)
+    status, answer = post(f"{echo.url}/v1/{path}", data)
+    loop, process = loop_seconds(echo) - loop, process_seconds(echo) - process
+    assert status in (200, 400), answer
+    print(f"{loop:.3f} s of {process:.3f} s in the event loop")
+    assert loop < 0.5 * process
+
+
+def test_tokenizing_lets_other_threads_run(shell: Path) -> None:
+    tokenizer = load_tokenizer(shell)
+    text = "A request is a list of tokens. " * 20_000
+    for work in (tokenizer.encode_now, tokenizer.offsets):
+        begun, ended = threading.Event(), threading.Event()
+
+        def run(work: Any = work, begun: threading.Event = begun, ended: threading.Event = ended) -> None:
+            begun.set()
+            work(text, add_special_tokens=True)
+            ended.set()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        begun.wait()
+        turns = 0
+        while not ended.is_set():
+            turns += 1
+            time.sleep(0.001)
+        thread.join()
+        assert turns > 10
