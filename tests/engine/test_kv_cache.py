@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import ctypes
+import os
 
 import pytest
 import torch
@@ -12,8 +13,17 @@ from hpu_engine.planning.model import read_model_description
 from tests.models.tiny import tiny
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes(tensor: torch.Tensor) -> int:
+    """Of this tensor alone, in whole pages: what else this process does meanwhile does not count (mincore(2))."""
+    start = tensor.data_ptr() // PAGE * PAGE
+    length = tensor.data_ptr() + tensor.nbytes - start
+    pages = (ctypes.c_ubyte * -(-length // PAGE))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(length), pages) == 0, os.strerror(ctypes.get_errno())
+    return sum(page & 1 for page in pages) * PAGE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -21,9 +31,11 @@ def test_a_block_nobody_wrote_is_zero_and_takes_no_memory(dtype: torch.dtype) ->
     description = read_model_description(tiny("llama"))
     block = kv_block_bytes(description, 128, dtype)
     num_blocks = (512 << 20) // block
-    before = resident_bytes()
     caches = allocate_kv_cache(description, num_blocks, 128, dtype)
-    assert sum(cache.keys.nbytes + cache.values.nbytes for cache in caches) == (num_blocks + 1) * block
-    assert resident_bytes() - before < 32 << 20
+    tensors = [tensor for cache in caches for tensor in (cache.keys, cache.values)]
+    assert sum(tensor.nbytes for tensor in tensors) == (num_blocks + 1) * block
+    assert sum(map(resident_bytes, tensors)) < 32 << 20
     assert caches[0].keys.dtype == dtype
     assert not caches[-1].values[num_blocks].any()
+    caches[0].keys.fill_(1.0)
+    assert resident_bytes(caches[0].keys) >= caches[0].keys.nbytes, "what is written is seen to take memory"
