@@ -27,8 +27,13 @@ def test_a_crash_leaves_exit_code_and_termination_message(recorder: Recorder) ->
 
 def test_a_kill_for_memory_has_its_own_reason(recorder: Recorder) -> None:
     # The first end may read "Error": containerd hears of the kernel's kill a moment later.
-    pod = recorder.wait("memory", lambda pod: restarted(pod) and pod.last_end["reason"] == "OOMKilled")
+    pod = recorder.wait(
+        "memory",
+        lambda pod: restarted(pod) and pod.last_end["reason"] == "OOMKilled" and bool(pod.messages("BackOff")),
+    )
     assert pod.last_end["exitCode"] == 137
+    # No event of the pod speaks of it: its status alone does.
+    assert not any("OOM" in f"{event.get('reason')} {event.get('message')}" for event in pod.events)
     assert pod.reason is Reason.OUT_OF_MEMORY
 
 

@@ -9,7 +9,13 @@ from tests.recordings.recorder import Recorder, Seen
 
 def test_a_pod_that_finds_no_cards_stays_pending_and_the_scheduler_says_why(recorder: Recorder) -> None:
     short = "Insufficient habana.ai/gaudi"
-    pod = recorder.wait("cards-insufficient", lambda pod: short in pod.condition("PodScheduled").get("message", ""))
+    pod = recorder.wait(
+        "cards-insufficient",
+        lambda pod: (
+            short in pod.condition("PodScheduled").get("message", "")
+            and any(short in message for message in pod.messages("FailedScheduling"))
+        ),
+    )
     assert pod.status["phase"] == "Pending"
     scheduled = pod.condition("PodScheduled")
     assert (scheduled["status"], scheduled["reason"]) == ("False", "Unschedulable")
@@ -18,7 +24,11 @@ def test_a_pod_that_finds_no_cards_stays_pending_and_the_scheduler_says_why(reco
 
 
 def test_a_kubelet_refuses_a_pod_that_was_bound_to_it_without_cards(recorder: Recorder) -> None:
-    pod = recorder.wait("cards-refused", lambda pod: pod.status.get("phase") == "Failed")
+    pod = recorder.wait(
+        "cards-refused",
+        lambda pod: pod.status.get("phase") == "Failed" and bool(pod.messages("UnexpectedAdmissionError")),
+    )
+    assert "habana.ai/gaudi" in pod.messages("UnexpectedAdmissionError")[-1]
     assert pod.status["reason"] == "UnexpectedAdmissionError"
     assert "habana.ai/gaudi" in pod.status["message"]
     assert "containerStatuses" not in pod.status
@@ -49,7 +59,11 @@ def test_an_image_that_may_not_be_pulled_has_a_reason_of_its_own(recorder: Recor
 
 
 def test_a_secret_missing_for_the_environment_is_named_in_the_container_status(recorder: Recorder) -> None:
-    pod = recorder.wait("secret-env", lambda pod: pod.waiting.get("reason") == "CreateContainerConfigError")
+    pod = recorder.wait(
+        "secret-env",
+        lambda pod: pod.waiting.get("reason") == "CreateContainerConfigError" and bool(pod.messages("Failed")),
+    )
+    assert 'secret "absent" not found' in pod.messages("Failed")[-1]
     assert pod.waiting["message"] == 'secret "absent" not found'
     assert pod.status["phase"] == "Pending"
     assert pod.reason is Reason.SECRET_MISSING
