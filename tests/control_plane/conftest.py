@@ -33,7 +33,7 @@ _CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}
 def crd(control_plane: ControlPlane) -> None:
     """The CRD as `hpu-operator crd` prints it, established."""
     control_plane.kubectl("apply", "--server-side", "-f", "-", stdin=crd_yaml())
-    wait_for("the API of the CRD", lambda: control_plane.api.exists(INFERENCE.path("default")), timeout_seconds=30)
+    wait_for("the API of the CRD", lambda: control_plane.api.exists(INFERENCE.path("default")), timeout_seconds=60)
 
 
 @pytest_asyncio.fixture

@@ -59,7 +59,7 @@ async def test_a_hundred_objects_get_children_and_status(
             (item.get("status") or {}).get("observedGeneration") == item["metadata"]["generation"] for item in objects
         )
 
-    await eventually("every status", all_told, seconds=120)
+    await eventually("every status", all_told)
     print(
         f"{OBJECTS} objects: children and status after {time.monotonic() - began:.1f} s, "
         f"{time.process_time() - cpu:.1f} s of CPU for operator and test"
@@ -84,7 +84,7 @@ async def test_names_of_every_length_work_from_object_to_pod(
     for length in lengths:
         await admin.create(INFERENCE, namespace, inference("n" * length, replicas=2))
     for length in lengths:
-        await ready(admin, namespace, "n" * length, seconds=60)
+        await ready(admin, namespace, "n" * length)
     for pod in await admin.list(POD, namespace):
         assert len(pod["metadata"]["name"]) <= 63
         assert pod["metadata"]["labels"][names.NAME_LABEL] in {"n" * length for length in lengths}
@@ -118,7 +118,7 @@ async def test_a_namespace_that_is_deleted_takes_everything_along(
             if item["metadata"]["name"] == other
         ]
 
-    await eventually("the namespace gone", gone, seconds=90)
+    await eventually("the namespace gone", gone)
     assert not task.done()
 
 
@@ -133,7 +133,7 @@ async def test_no_right_is_granted_that_is_not_used(
     for generation in range(2, 15):
         change = {"spec": {"drainSeconds": generation}} if generation < 14 else {"spec": {"replicas": 1}}
         await admin.merge(INFERENCE, namespace, "smol", change)
-        await ready(admin, namespace, generation=generation, seconds=60)
+        await ready(admin, namespace, generation=generation)
     await operator.stop()
     used = set()
     with control_plane.audit_log.open() as log:

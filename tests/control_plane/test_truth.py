@@ -177,8 +177,7 @@ async def test_ready_is_never_true_between_crashes(
         again = waiting(*BACK_OFF, restarts=restarts, last_end=crash)
         node.script = lambda _, again=again: again  # type: ignore[misc]
         await asyncio.sleep(0.3)
-    told = condition(await admin.get(INFERENCE, namespace, "smol"), "Ready")
-    assert told["reason"] == "CrashLoop"
+    told = await reason(admin, namespace, "CrashLoop")
     assert "boom" in told["message"]
 
 
