@@ -101,9 +101,14 @@ def test_seeds_of_samples_differ_and_can_be_computed_again() -> None:
     assert sample_seed(None, 3) is None
 
 
-def test_more_sequences_than_may_be_open_are_refused_whole(shell: Any) -> None:
+def test_more_sequences_than_may_ever_be_open_are_refused_for_good(shell: Any) -> None:
+    """No 429: it would be tried again and again."""
     with RunningServer(shell, {"step_seconds": 0.01}, max_open_requests=6).wait_until_ready() as server:
-        status, body = post(f"{server.url}/v1/completions", {"prompt": ["a", "b"], "n": 4, "max_tokens": 2})
-        assert (status, body["error"]["code"]) == (429, "overloaded")
+        for prompts, n, param in ((2, 4, "n"), (7, 1, "prompt")):
+            status, body = post(f"{server.url}/v1/completions", {"prompt": ["a"] * prompts, "n": n, "max_tokens": 2})
+            assert (status, body["error"]["param"]) == (400, param)
+            assert f"{prompts * n} sequences; this server takes at most 6" in body["error"]["message"]
+        status, body = post(f"{server.url}/v1/chat/completions", {"messages": TURNS, "n": 7, "max_tokens": 2})
+        assert (status, body["error"]["param"]) == (400, "n")
         status, body = post(f"{server.url}/v1/completions", {"prompt": ["a", "b"], "n": 3, "max_tokens": 2})
         assert (status, len(body["choices"])) == (200, 6)

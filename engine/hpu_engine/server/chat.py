@@ -46,7 +46,7 @@ def _read(data: bytes, serving: Serving, model: LoadedModel) -> tuple[ChatComple
     """All that a body asks for. Raises `ApiError`."""
     parsed = read_chat(parse_object(data))
     serving.check_model_name(parsed.model)
-    check_for_model(parsed, 1, model)
+    check_for_model(parsed, 1, model, serving.engine.max_open)
     limits = serving.engine.limits
     prompt = encode_prompt(
         _render(parsed, model),
@@ -57,7 +57,7 @@ def _read(data: bytes, serving: Serving, model: LoadedModel) -> tuple[ChatComple
     )
     limit = output_limit(len(prompt), parsed.output_limit, None, limits, least=parsed.min_tokens, param="messages")
     check_scores(parsed, [prompt], [limit], limits.max_model_len)
-    return parsed, make_job(prompt, parsed, limit, model, continues=False)
+    return parsed, make_job(prompt, parsed, limit, model, continues=False, prompt_field="messages")
 
 
 def _render(request: ChatCompletionRequest, model: LoadedModel) -> str:

@@ -41,10 +41,17 @@ def _read(
     parsed = read_completion(body)
     serving.check_model_name(parsed.model)
     given = read_prompts(body.get("prompt"), model.description.vocab)
-    check_for_model(parsed, len(given), model)
+    check_for_model(parsed, len(given), model, serving.engine.max_open)
     prompts = [_token_ids(prompt, parsed, model, serving) for prompt in given]
     limits = [
-        output_limit(len(prompt), parsed.max_tokens, DEFAULT_MAX_TOKENS, serving.engine.limits, least=parsed.min_tokens)
+        output_limit(
+            len(prompt),
+            parsed.max_tokens,
+            DEFAULT_MAX_TOKENS,
+            serving.engine.limits,
+            least=parsed.min_tokens,
+            param="prompt",
+        )
         for prompt in prompts
     ]
     check_scores(parsed, prompts, limits, serving.engine.limits.max_model_len)
@@ -53,7 +60,8 @@ def _read(
         each = zip(given, prompts, strict=True)
         echoes = [echo_of(prompt, token_ids, parsed, model.tokenizer) for prompt, token_ids in each]
     jobs = [
-        make_job(prompt, parsed, limit, model, continues=True) for prompt, limit in zip(prompts, limits, strict=True)
+        make_job(prompt, parsed, limit, model, continues=True, prompt_field="prompt")
+        for prompt, limit in zip(prompts, limits, strict=True)
     ]
     return parsed, jobs, echoes
 

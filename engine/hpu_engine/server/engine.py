@@ -23,7 +23,8 @@ class Job:
     """One prompt and its samples: `params` has one entry for each, and only the first may score the prompt.
 
     `continues` says that the text stands behind the prompt's and is no text of its own. `only_prompt`: no output is
-    wanted. `shown_stop_ids` are the stop ids the client gave, which it is told about.
+    wanted. `shown_stop_ids` are the stop ids the client gave, which it is told about; `prompt_field` is the field that
+    it gave the prompt in.
     """
 
     prompt: tuple[int, ...]
@@ -32,13 +33,14 @@ class Job:
     tokens: TokenText
     shown_stop_ids: frozenset[int]
     continues: bool
+    prompt_field: str
     only_prompt: bool = False
 
 
 class Engine:
     def __init__(self, ranks: Sequence[Rank], max_open: int) -> None:
+        self.max_open = max_open
         self._ranks = tuple(ranks)
-        self._max_open = max_open
         self._answers = 0
         self._no_answers = asyncio.Event()
         self._no_answers.set()
@@ -56,10 +58,10 @@ class Engine:
         open already.
         """
         in_use = sum(rank.open_count for rank in self._ranks)
-        if in_use + sum(len(job.params) for job in jobs) > self._max_open:
+        if in_use + sum(len(job.params) for job in jobs) > self.max_open:
             raise ApiError(
                 429,
-                f"{in_use} sequences are running or waiting, and at most {self._max_open} may be",
+                f"{in_use} sequences are running or waiting, and at most {self.max_open} may be",
                 code="overloaded",
                 retry_after_seconds=1,
             )
@@ -92,6 +94,7 @@ class Engine:
                 shown_stop_ids=job.shown_stop_ids,
                 sink=sink,
                 metrics=rank.metrics,
+                prompt_field=job.prompt_field,
                 only_prompt=job.only_prompt,
             )
             message = Submit(

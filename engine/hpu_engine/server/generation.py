@@ -54,11 +54,13 @@ class Generation:
         shown_stop_ids: frozenset[int],
         sink: Sink,
         metrics: RankMetrics,
+        prompt_field: str,
         only_prompt: bool = False,
     ) -> None:
         self.request_id = request_id
         self.index = index
         self.prompt_tokens = prompt_tokens
+        self.prompt_field = prompt_field
         self.output_tokens = 0
         self.is_open = True
         self.prompt_scores: list[TokenLogprobs] = []

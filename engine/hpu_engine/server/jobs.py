@@ -23,10 +23,8 @@ def encode_prompt(
     text: str, tokenizer: Tokenizer, limits: Loaded, *, param: str, add_special_tokens: bool
 ) -> tuple[int, ...]:
     """Token ids of a prompt. One that cannot fit by its length alone is refused before it costs any tokenizing."""
-    if len(text) > limits.max_model_len * tokenizer.chars_per_token:
-        raise prompt_too_long(
-            param, f"{len(text)} characters, which no {limits.max_model_len} tokens stand for", limits
-        )
+    if len(text) > limits.most_tokens * tokenizer.chars_per_token:
+        raise prompt_too_long(param, f"{len(text)} characters, which no {limits.most_tokens} tokens stand for", limits)
     token_ids = tokenizer.encode_now(text, add_special_tokens=add_special_tokens)
     if not token_ids:
         raise bad_request(param, f"{param} has no tokens")
@@ -34,41 +32,45 @@ def encode_prompt(
 
 
 def output_limit(
-    prompt_tokens: int, wanted: int | None, default: int | None, limits: Loaded, *, least: int, param: str = "prompt"
+    prompt_tokens: int, wanted: int | None, default: int | None, limits: Loaded, *, least: int, param: str
 ) -> int:
-    """How many tokens may be generated: what was asked for, never past the end of the context.
+    """How many tokens may be generated: what was asked for, never past the end of the context or of the KV cache.
 
-    With neither `wanted` nor `default` it is all the room there is. Raises `ApiError` 400 when there is none, when more
-    is wanted than the whole context has, or when `least` tokens are more than what is wanted.
+    With neither `wanted` nor `default` it is all the room there is. Raises `ApiError` 400 when there is none, or when
+    `least` tokens are more than what is wanted.
     """
-    if prompt_tokens >= limits.max_model_len:
-        raise prompt_too_long(param, f"{prompt_tokens} tokens", limits)
-    if wanted is not None and wanted > limits.max_model_len:
-        raise bad_request(
-            "max_tokens", f"max_tokens is {wanted}; prompt and output together are limited to {limits.max_model_len}"
-        )
+    room = limits.most_tokens - prompt_tokens
+    if room < 1:
+        raise prompt_too_long(param, f"{prompt_tokens} tokens and needs room for one more", limits)
     asked = default if wanted is None else wanted
     if asked is not None and least > asked:
-        raise bad_request("min_tokens", f"min_tokens is {least}, and max_tokens is only {asked}")
-    room = limits.max_model_len - prompt_tokens
-    if asked is None:
-        # A KV slot a token: more than the pool holds would be refused, though nobody asked for that much.
-        return max(1, min(room, limits.num_kv_blocks * limits.block_size - prompt_tokens))
-    return min(room, asked)
+        raise bad_request("min_tokens", f"min_tokens is {least}, and at most {asked} tokens are wanted")
+    return room if asked is None else min(room, asked)
 
 
 def prompt_too_long(param: str, size: str, limits: Loaded) -> ApiError:
+    what = "this model" if limits.most_tokens == limits.max_model_len else "the KV cache of this server"
     return bad_request(
         param,
-        f"the prompt has {size}; prompt and output together are limited to {limits.max_model_len} tokens",
+        f"the prompt has {size}; {what} takes {limits.most_tokens} tokens, prompt and output together",
         code="context_length_exceeded",
     )
 
 
-def check_for_model(request: CompletionRequest | ChatCompletionRequest, prompts: int, model: LoadedModel) -> None:
-    """Raises `ApiError` 400 for an id outside the vocabulary, and for more sequences than one request may have."""
-    if prompts * request.n > MAX_SEQUENCES:
-        raise bad_request("n", f"{prompts} prompts times n of {request.n} is more than {MAX_SEQUENCES} sequences")
+def check_for_model(
+    request: CompletionRequest | ChatCompletionRequest, prompts: int, model: LoadedModel, max_open: int
+) -> None:
+    """Raises `ApiError` 400 for an id outside the vocabulary, and for more sequences than one request may have.
+
+    `max_open`: how many the server takes at all. More would have to wait for ever.
+    """
+    most = min(MAX_SEQUENCES, max_open)
+    if prompts * request.n > most:
+        raise bad_request(
+            "prompt" if prompts > most else "n",
+            f"{prompts} prompts times n of {request.n} are {prompts * request.n} sequences; this server takes at most "
+            f"{most} in one request",
+        )
     vocab = model.description.vocab
     for name, token_ids in (("stop_token_ids", request.stop_token_ids), ("logit_bias", request.logit_bias)):
         for token_id in token_ids:
@@ -106,8 +108,9 @@ def make_job(
     model: LoadedModel,
     *,
     continues: bool,
+    prompt_field: str,
 ) -> Job:
-    """`limit` is how many tokens may be generated; 0 for the prompt's scores alone. `continues`: see `Job`."""
+    """`limit` is how many tokens may be generated; 0 for the prompt's scores alone. The last two: see `Job`."""
     return Job(
         prompt=prompt,
         params=_samples(_params(request, model, limit), request.n),
@@ -115,6 +118,7 @@ def make_job(
         tokens=model.tokenizer.text_of_tokens(skip_special_tokens=request.skip_special_tokens),
         shown_stop_ids=frozenset(request.stop_token_ids),
         continues=continues,
+        prompt_field=prompt_field,
         only_prompt=limit == 0,
     )
 

@@ -152,7 +152,8 @@ class Rank:
         if rejected.internal:
             self._error = rejected.message
             log.error("a request failed", rank=self.number, error=rejected.message)
-        generation.fail(ApiError(500 if rejected.internal else 400, rejected.message, param=rejected.param))
+        param = generation.prompt_field if rejected.param == "prompt" else rejected.param
+        generation.fail(ApiError(500 if rejected.internal else 400, rejected.message, param=param))
 
     def _take_last_words(self, fatal: Fatal) -> None:
         self.last_words = TerminationMessage(
