@@ -264,7 +264,7 @@ def _num_kv_blocks(config: EngineConfig, description: ModelDescription, dtype: t
     if config.num_kv_blocks is not None:
         if config.num_kv_blocks < 1:
             raise StartUpError(FailureReason.USAGE, f"num-kv-blocks is {config.num_kv_blocks}; at least 1 is needed")
-        return config.num_kv_blocks
+        return _with_room(config.num_kv_blocks, config)
     memory = config.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES
     block_bytes = kv_block_bytes(description, config.block_size, dtype)
     blocks = memory // block_bytes - 1
@@ -272,6 +272,18 @@ def _num_kv_blocks(config: EngineConfig, description: ModelDescription, dtype: t
         raise StartUpError(
             FailureReason.INSUFFICIENT_MEMORY,
             f"kv-cache-memory of {memory} bytes holds no block beside scratch; one block takes {block_bytes} bytes",
+        )
+    return _with_room(blocks, config)
+
+
+def _with_room(blocks: int, config: EngineConfig) -> int:
+    """No request is shorter than a prompt of one token and its answer."""
+    tokens = blocks * config.block_size
+    if tokens < 2:
+        raise StartUpError(
+            FailureReason.USAGE,
+            f"a KV cache of {blocks} block of block-size {config.block_size} holds {tokens} token; the shortest "
+            "request takes 2",
         )
     return blocks
 
