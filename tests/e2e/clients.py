@@ -32,7 +32,7 @@ class Client:
     def wrong(self) -> list[str]:
         return [str(request["wrong"]) for request in self.finished() if request["wrong"]]
 
-    def wait_for(self, more: int, timeout_seconds: float = 120.0) -> None:
+    def wait_for(self, more: int, timeout_seconds: float = 300.0) -> None:
         """Until so many more requests have ended."""
         wanted = len(self.finished()) + more
 

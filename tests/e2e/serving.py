@@ -18,7 +18,10 @@ from tests.e2e.clients import wait_for
 
 NAME = "smollm2"
 LABEL = "serving.hpu.dev/name"
-READY_SECONDS = 240.0
+OPERATOR = "system:serviceaccount:hpu-system:hpu-operator"
+READY_SECONDS = 480.0
+QUIET_SECONDS = 6.0
+"""What follows a status that a test has seen: the events that tell of it, and the writes that the kubelet causes."""
 KINDS = "statefulsets,controllerrevisions,services,endpointslices,pods"
 
 
@@ -45,16 +48,11 @@ class Serving:
         """Until Ready is True for the present generation. The failure says what the object said last."""
         return progress.wait_until(self.read, timeout_seconds=timeout_seconds, say=print)
 
-    def wait_reason(self, reason: str, timeout_seconds: float = 60.0) -> Object:
-        """Until the Ready condition has this reason; the condition."""
-        seen: list[Object] = []
-
-        def said() -> bool:
-            seen.append(progress.condition(self.read(), "Ready") or {})
-            return seen[-1].get("reason") == reason
-
-        wait_for(f"reason {reason} (last: {seen[-1:]})", said, timeout_seconds, every_seconds=0.1)
-        return seen[-1]
+    def events(self, reason: str) -> list[Object]:
+        """Those that tell of a reason of the Ready condition, oldest first. They stay; the condition may be gone."""
+        found = [event for event in self.kube.list("events") if event["involvedObject"]["name"] == NAME]
+        found.sort(key=lambda event: str(event["metadata"]["creationTimestamp"]))
+        return [event for event in found if event["reason"] == reason]
 
     def pods(self) -> list[Object]:
         return self.kube.list("pods", selector=f"{LABEL}={NAME}")
@@ -106,3 +104,28 @@ def audit(serving: Serving, since: int = 0) -> list[dict[str, Any]]:
     with serving.fleet.audit_log.open() as log:
         log.seek(since)
         return [json.loads(line) for line in log if line.endswith("\n")]
+
+
+def writes_of_operator(serving: Serving, since: int = 0, *, leases: bool = False) -> list[str]:
+    """Verb and address of each of its writes from byte `since` on: those of its lease, or all others."""
+    return [
+        f"{entry['verb']} {entry['requestURI']}"
+        for entry in audit(serving, since)
+        if entry["user"]["username"] == OPERATOR
+        and entry["verb"] not in {"get", "list", "watch"}
+        and ("/leases/" in entry["requestURI"]) == leases
+    ]
+
+
+def wait_until_quiet(serving: Serving) -> int:
+    """Until the operator has written nothing for `QUIET_SECONDS`; the byte of the audit log where they began."""
+    start = 0
+
+    def quiet() -> bool:
+        nonlocal start
+        start = serving.fleet.audit_log.stat().st_size
+        time.sleep(QUIET_SECONDS)
+        return not writes_of_operator(serving, start)
+
+    wait_for(f"{QUIET_SECONDS:g} s without a write of the operator", quiet, 120)
+    return start
