@@ -43,7 +43,7 @@ async def cluster_wide(admin: Admin, namespace: str) -> AsyncIterator[None]:
     await admin.request("DELETE", f"{root}/clusterroles/{namespace}")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 async def test_a_hundred_objects_get_children_and_status(
     control_plane: ControlPlane, admin: Admin, namespace: str, operator: OperatorHandle, cluster_wide: None
 ) -> None:
@@ -74,7 +74,7 @@ async def test_a_hundred_objects_get_children_and_status(
     assert all(write.code < 400 for write in audit.writes())
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 async def test_names_of_every_length_work_from_object_to_pod(
     admin: Admin, namespace: str, node: TestNode, operator: OperatorHandle
 ) -> None:
@@ -90,7 +90,7 @@ async def test_names_of_every_length_work_from_object_to_pod(
         assert pod["metadata"]["labels"][names.NAME_LABEL] in {"n" * length for length in lengths}
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(480)
 async def test_a_namespace_that_is_deleted_takes_everything_along(
     admin: Admin,
     namespace: str,
