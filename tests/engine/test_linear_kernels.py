@@ -32,12 +32,12 @@ def slower_by(seconds: float, built: list[str], name: str) -> linear_kernels.Ker
 
 def test_the_fastest_kernel_is_found_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[str] = []
-    slow, fast = slower_by(0.002, built, "slow"), slower_by(0.0, built, "fast")
+    slow, fast = slower_by(0.02, built, "slow"), slower_by(0.0, built, "fast")
     monkeypatch.setattr(linear_kernels, "KERNELS", (slow, fast))
     kernels = LinearKernels()
     started = time.thread_time()
     kernels.build(torch.randn(64, 32), None)
-    assert time.thread_time() - started < 0.25
+    assert time.thread_time() - started < 1.5
     assert built[:3] == ["slow", "fast", "fast"]
     kernels.build(torch.randn(64, 32), None)
     assert built[3:] == ["fast"], "a known shape is timed again, or a second layout of a weight is made"
