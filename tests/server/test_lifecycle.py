@@ -167,6 +167,27 @@ def test_a_lame_duck_still_serves_but_keeps_no_connection(shell: Path) -> None:
         assert time.monotonic() - signalled >= 8.0
 
 
+def test_a_lame_duck_serves_on_while_requests_keep_coming(shell: Path) -> None:
+    """A load balancer that is slow to notice costs no request."""
+    with RunningServer(shell, {}, lame_duck_seconds=0.5, drain_seconds=60.0).wait_until_ready() as server:
+        server.signal(signal.SIGTERM)
+        signalled = time.monotonic()
+        while time.monotonic() - signalled < 5.0:
+            assert post(f"{server.url}/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+            time.sleep(0.2)
+        assert server.exit_code() == ExitCode.OK, "and ends when nobody comes any more"
+
+
+def test_requests_that_never_end_do_not_keep_a_server_for_ever(shell: Path) -> None:
+    """At most for half of the drain's time: the rest is for those that run."""
+    with RunningServer(shell, {}, lame_duck_seconds=0.5, drain_seconds=6.0).wait_until_ready() as server:
+        server.signal(signal.SIGTERM)
+        with pytest.raises(OSError):  # it has gone
+            while post(f"{server.url}/v1/completions", {"prompt": "a", "max_tokens": 2})[0] in (200, 503):
+                time.sleep(0.1)
+        assert server.exit_code() == ExitCode.OK
+
+
 def test_what_runs_past_the_drain_is_cut_with_an_error_and_exit_0(shell: Path) -> None:
     with RunningServer(shell, {}, held=("step",), drain_seconds=1.0).wait_until_ready() as server:
         request = Background(server, max_tokens=400)

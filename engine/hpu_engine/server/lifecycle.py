@@ -1,13 +1,15 @@
 """How a server leaves: the first SIGTERM (or Ctrl-C) drains, the second one aborts.
 
 Not ready at once; for the lame duck's time new requests are still served, because a load balancer needs a moment to
-notice; then they get 503 while the running ones finish, or are cut when the drain's time is over.
+notice, and longer where one has not noticed: as long as requests keep coming, up to half of the drain's time. Then they
+get 503 while the running ones finish, or are cut when the drain's time is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:  # it stands on the tokenizer, which the first second does not
     from hpu_engine.server.serving import Serving
 
 log = structlog.get_logger()
+
+QUIET_SECONDS = 2.0
+"""Without a new request: whoever balances has noticed."""
 
 
 class Shutdown:
@@ -42,13 +47,23 @@ async def drain(serving: Serving, shutdown: Shutdown, *, lame_duck_seconds: floa
     """Returns when nothing is open any more. Cut short, to an error for what still runs, by a second signal."""
     serving.pod.drain()
     log.info("draining", lame_duck_seconds=lame_duck_seconds, drain_seconds=drain_seconds)
+    drained_by = time.monotonic() + lame_duck_seconds + drain_seconds
     await _unless_aborted(shutdown, asyncio.sleep(lame_duck_seconds))
+    if lame_duck_seconds:
+        await _unless_aborted(shutdown, _until_quiet(serving, drained_by - drain_seconds / 2))
     serving.accepts_requests = False
-    finished = await _unless_aborted(shutdown, _within(drain_seconds, serving.engine.wait_until_idle()))
+    left = max(0.0, drained_by - time.monotonic())
+    finished = await _unless_aborted(shutdown, _within(left, serving.engine.wait_until_idle()))
     if not finished:
         serving.engine.fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
         await _within(1.0, serving.engine.wait_until_idle())
     log.info("drained", finished=bool(finished))
+
+
+async def _until_quiet(serving: Serving, deadline: float) -> None:
+    """Returns when no request came for `QUIET_SECONDS`, at `deadline` (of the monotonic clock) at the latest."""
+    while (now := time.monotonic()) < min(deadline, quiet_at := serving.last_request_at + QUIET_SECONDS):
+        await asyncio.sleep(min(deadline, quiet_at) - now)
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -51,6 +52,8 @@ class Serving:
         self.name = name
         self.created = created
         self.accepts_requests = True
+        self.last_request_at = 0.0
+        """By the monotonic clock."""
         self._model: LoadedModel | None = None
 
     def has_loaded(self, model: LoadedModel) -> None:
@@ -60,6 +63,7 @@ class Serving:
         """For a request that arrives now. Raises `ApiError` 503 when it could not be answered."""
         if not self.accepts_requests:
             raise not_serving("the server is shutting down")
+        self.last_request_at = time.monotonic()
         objection = self.pod.why_not_alive()
         ranks_ready = all(rank.is_serving for rank in self.pod.ranks)
         if objection is None and self._model is not None and ranks_ready:
