@@ -62,7 +62,7 @@ async def drain(serving: Serving, shutdown: Shutdown, *, lame_duck_seconds: floa
 
 async def _until_quiet(serving: Serving, deadline: float) -> None:
     """Returns when no request came for `QUIET_SECONDS`, at `deadline` (of the monotonic clock) at the latest."""
-    while (now := time.monotonic()) < min(deadline, quiet_at := serving.last_request_at + QUIET_SECONDS):
+    while (now := time.monotonic()) < min(deadline, quiet_at := serving.last_request_at + QUIET_SECONDS):  # noqa: ASYNC110 - a time to wait for, not a fact
         await asyncio.sleep(min(deadline, quiet_at) - now)
 
 
