@@ -30,6 +30,16 @@ VOCAB = 40
 DRAWS = 6000
 
 
+def best_of(run: Callable[[], object]) -> float:
+    """Seconds of this thread's own."""
+    times = []
+    for _ in range(5):
+        started = time.thread_time()
+        run()
+        times.append(time.thread_time() - started)
+    return min(times)
+
+
 def logits_of(seed: int = 0, vocab: int = VOCAB, spread: float = 2.0) -> torch.Tensor:
     return torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * spread
 
@@ -117,16 +127,21 @@ def test_a_flat_row_costs_little_more_than_a_peaked_one() -> None:
     params = [SamplingParams(top_p=0.9)] * 8
     flat = torch.rand(8, 49152, generator=torch.Generator().manual_seed(1))
     flat[:, 0] = 1.0
-
-    def best_of(run: Callable[[], object]) -> float:
-        times = []
-        for _ in range(5):
-            started = time.thread_time()
-            run()
-            times.append(time.thread_time() - started)
-        return min(times)
-
     assert best_of(lambda: cutoffs(flat, params)) < 0.7 * best_of(lambda: flat.sort(dim=-1, descending=True))
+
+
+def test_a_wide_top_k_of_one_row_costs_the_others_nothing() -> None:
+    """Sorting all 16 rows as far as the widest `top_k` takes many times as long."""
+    vocab = 49152
+    weights = torch.rand(16, vocab, generator=torch.Generator().manual_seed(1)) / vocab
+    weights[:, 0] = 1.0
+    narrow = [SamplingParams(top_p=0.5)] * 16
+    for wide in (SamplingParams(top_k=vocab - 1), SamplingParams(top_k=20000), SamplingParams(top_k=HEAD + 1)):
+        mixed = [*narrow[:-1], wide]
+        expected = cutoffs(weights, narrow)
+        expected[-1] = weights[-1].sort(descending=True).values[wide.top_k - 1]
+        assert torch.equal(cutoffs(weights, mixed), expected)
+        assert best_of(lambda mixed=mixed: cutoffs(weights, mixed)) < 2 * best_of(lambda: cutoffs(weights, narrow))  # type: ignore[misc]
 
 
 def test_a_row_is_drawn_alike_whatever_stands_beside_it() -> None:

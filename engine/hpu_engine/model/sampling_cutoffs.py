@@ -1,22 +1,24 @@
 """Which tokens a row may draw: the smallest weight that stays, by top-k, then top-p of what that leaves, then min-p.
 
 Most rows are decided by their largest weights, which are sorted. The nucleus of a flatter row is found without sorting:
-weights are summed in buckets of nearly equal weight, and only the bucket that holds the edge is put in order. Tokens as
-likely as the last one that stays stay too, so that the order in which a library sorts equals decides nothing. What is
-done for a row depends on that row alone.
+weights are summed in buckets of nearly equal weight, and only the bucket that holds the edge is put in order. A `top_k`
+beyond the sorted weights is selected without sorting, in its own row: it costs the others nothing. Tokens as likely as
+the last one that stays stay too, so that the order in which a library sorts equals decides nothing. What is done for a
+row depends on that row alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hpu_engine.core.sampling_params import SamplingParams
 
 HEAD = 256
-"""How many of a row's largest weights are sorted to find its nucleus among them."""
+"""How many of a row's largest weights are sorted at most to find its edges among them."""
 
 _BUCKET_SHIFT = 17
 """A bucket is a float32's exponent and first 6 digits: weights in it differ by 1.6 % at most."""
@@ -29,10 +31,13 @@ def cutoffs(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     vocab = weights.shape[-1]
     head = min(HEAD, vocab)
     chosen = [index for index, own in enumerate(params) if own.top_p < 1.0]
-    widest = max((own.top_k for own in params if own.top_k < vocab), default=0)
+    widest = max((own.top_k for own in params if own.top_k <= head), default=0)
     ordered = weights.topk(max(head if chosen else 1, widest)).values
     top_k = torch.tensor([[min(own.top_k or vocab, vocab)] for own in params])
     kth = torch.where(top_k < vocab, ordered.gather(1, (top_k - 1).clamp_max(ordered.shape[-1] - 1)), 0.0)
+    for index, own in enumerate(params):
+        if head < own.top_k < vocab:
+            kth[index] = float(np.partition(weights[index].numpy(), vocab - own.top_k)[vocab - own.top_k])
     edges = torch.maximum(kth, torch.tensor([[own.min_p] for own in params], dtype=torch.float32))
     if chosen:
         rows = slice(None) if len(chosen) == len(params) else torch.tensor(chosen)
