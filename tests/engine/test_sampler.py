@@ -23,6 +23,7 @@ from transformers import (
 
 from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, sample, uniforms
 from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.core.token_counts import TokenCounts
 from hpu_engine.model.logit_adjustments import adjust_logits
 from hpu_engine.model.sampling_cutoffs import HEAD, cutoffs
 
@@ -185,11 +186,61 @@ def test_logit_bias_and_min_tokens_and_penalties_change_what_they_say() -> None:
     params = SamplingParams(
         logit_bias={2: 5.0}, min_tokens=2, stop_token_ids=(4,), presence_penalty=1.0, frequency_penalty=0.5
     )
-    adjust_logits(row, params, [0, 1, 3, 3], prompt_len=3)
+    adjust_logits(row, params, [0, 1, 3, 3], 3, TokenCounts())
     assert row.tolist() == [0.0, 0.0, 5.0, -1.5, -math.inf, 0.0]
     row = torch.zeros(6)
-    adjust_logits(row, params, [0, 3, 3], prompt_len=1)
+    adjust_logits(row, params, [0, 3, 3], 1, TokenCounts())
     assert row.tolist() == [0.0, 0.0, 5.0, -2.0, 0.0, 0.0]
+
+
+def penalized(logits: torch.Tensor, params: SamplingParams, tokens: list[int], prompt_len: int) -> torch.Tensor:
+    """As said in words, over all tokens anew."""
+    row = logits.clone()
+    for token in set(tokens):
+        penalty = params.repetition_penalty
+        row[token] = row[token] / penalty if row[token] > 0 else row[token] * penalty
+    for token, times in Counter(tokens[prompt_len:]).items():
+        row[token] -= params.presence_penalty + params.frequency_penalty * torch.tensor(float(times))
+    return row
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    tokens=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=60),
+    prompt_len=st.integers(1, 60),
+    repetition=st.sampled_from([1.0, 1.3, 0.7]),
+    presence=st.sampled_from([0.0, 0.7, -1.1]),
+    frequency=st.sampled_from([0.0, 0.3, -2.0]),
+)
+def test_penalties_kept_up_with_each_token_are_those_of_all_tokens(
+    tokens: list[int], prompt_len: int, repetition: float, presence: float, frequency: float
+) -> None:
+    params = SamplingParams(repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency)
+    counts = TokenCounts()
+    prompt_len = min(prompt_len, len(tokens))
+    for end in range(prompt_len, len(tokens) + 1):
+        row = logits_of(end)
+        adjust_logits(row, params, tokens[:end], prompt_len, counts)
+        assert torch.equal(row, penalized(logits_of(end), params, tokens[:end], prompt_len))
+
+
+def test_penalties_after_many_tokens_cost_what_they_cost_after_few() -> None:
+    params = SamplingParams(repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5)
+    row = logits_of()
+
+    def steps(tokens: list[int]) -> Callable[[], object]:
+        counts = TokenCounts()
+        counts.count(tokens, 10)
+
+        def run() -> None:
+            for token in range(20):
+                tokens.append(token)
+                adjust_logits(row, params, tokens, 10, counts)
+
+        return run
+
+    few, many = list(range(VOCAB)), list(range(VOCAB)) * 1000
+    assert best_of(steps(many)) < 3 * best_of(steps(few))
 
 
 def test_logprobs_are_the_models_own_and_finite() -> None:

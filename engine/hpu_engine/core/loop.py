@@ -172,7 +172,8 @@ class StepLoop:
         return [tuple(scores[end - row.scores : end]) for row, end in zip(step.rows, ends, strict=True)]
 
     def _draw(self, rows: list[Row], logits: Tensor) -> list[Sampled | SamplingFailed]:
-        draws = [Draw(row.request.params, row.request.seed, row.request.tokens, row.request.prompt_len) for row in rows]
+        requests = [row.request for row in rows]
+        draws = [Draw(one.params, one.seed, one.tokens, one.prompt_len, one.counts) for one in requests]
         try:
             return sample(logits, draws + [PADDING] * (logits.shape[0] - len(draws)))[: len(draws)]
         except Exception:  # one row's trouble must not end the others

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.core.token_counts import TokenCounts
 
 
 class Status(Enum):
@@ -42,6 +43,8 @@ class Request:
     """Whether a step has worked on it."""
     num_scored: int = field(init=False, default=0)
     """For how many leading prompt tokens `prompt_logprobs` of the next one were reported."""
+    counts: TokenCounts = field(init=False, default_factory=TokenCounts)
+    """Of `tokens`, as far as they were needed yet; a preemption loses none."""
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.tokens)

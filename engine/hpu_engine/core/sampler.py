@@ -8,7 +8,7 @@ nothing advances nothing. Greedy rows never see a temperature. Every operation h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hpu_engine.core.messages import TokenLogprobs
 from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.core.token_counts import TokenCounts
 from hpu_engine.model.logit_adjustments import adjust_logits
 from hpu_engine.model.sampling_cutoffs import cutoffs, drop_below
 
@@ -29,12 +30,13 @@ class SamplingFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One emitting row: how to choose, the tokens before, and how many of them are the prompt."""
+    """One emitting row: how to choose, the tokens before, how many of them are the prompt, and their counts."""
 
     params: SamplingParams
     seed: int
     tokens: Sequence[int]
     prompt_len: int
+    counts: TokenCounts = field(default_factory=TokenCounts)
 
     @property
     def greedy(self) -> bool:
@@ -62,7 +64,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled | SamplingFail
     if any(draw.params.changes_logits for draw in draws):
         logits = logits.clone()
         for row, draw in zip(logits, draws, strict=True):
-            adjust_logits(row, draw.params, draw.tokens, draw.prompt_len)
+            adjust_logits(row, draw.params, draw.tokens, draw.prompt_len, draw.counts)
     # To know where the most likely token stands costs twice as much as to know how likely it is.
     if any(draw.greedy for draw in draws):
         peaks, places = logits.max(dim=-1)
