@@ -38,7 +38,7 @@ class Runner:
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = torch.zeros(hidden.shape[0], VOCAB)
-        if self.poison_row is not None:
+        if self.poison_row is not None and self.poison_row < hidden.shape[0]:
             logits[self.poison_row] = float("nan")
         return logits
 
@@ -84,6 +84,40 @@ def test_an_exception_in_one_rows_sampling_ends_only_that_request(monkeypatch: p
     assert [one.request_id for one in result.rejected] == ["bad"]
     assert "ZeroDivisionError" in result.rejected[0].message
     assert finish(loop) == {"a": 2, "c": 2}
+
+
+def submit_five(loop: StepLoop, scores: int | None) -> None:
+    params = SamplingParams(max_tokens=3, seed=1, prompt_logprobs=scores)
+    assert loop.submit(Submit(request_id="five", prompt_token_ids=(1, 2, 3, 4, 5), params=params)) is None
+
+
+def test_a_prompt_that_cannot_be_scored_ends_only_that_request() -> None:
+    loop = started(Runner())
+    # More likely tokens than there are tokens: the server refuses it, and where it came through it must not end a rank.
+    submit_five(loop, scores=VOCAB + 1)
+    result = loop.step()
+    assert [(one.request_id, one.internal) for one in result.rejected] == [("five", True)]
+    assert "could not be scored" in result.rejected[0].message
+    assert [row.request_id for row in result.outputs] == ["a", "bad", "c"]
+    assert finish(loop) == {"a": 2, "bad": 2, "c": 2}
+    assert loop.scheduler.pool.num_used == 0
+
+
+@pytest.mark.parametrize("row", [2, 0], ids=["only scored", "scored and drawn from"])
+def test_scores_that_are_no_numbers_are_an_internal_error_and_no_part_of_them_is_reported(row: int) -> None:
+    runner = Runner()
+    loop = StepLoop(Scheduler(Limits(64, 8, 100), BlockPool(20, BLOCK)), runner)
+    submit_five(loop, scores=0)
+    runner.poison_row = row
+    result = loop.step()
+    assert [(one.request_id, one.internal) for one in result.rejected] == [("five", True)]
+    assert "not finite" in result.rejected[0].message
+    assert (result.outputs, loop.has_work, loop.scheduler.pool.num_used) == ((), False, 0)
+    loop.scheduler.check_integrity()
+    runner.poison_row = None
+    submit_five(loop, scores=None)
+    assert finish(loop) == {"five": 3}
+    assert loop.scheduler.counters.prefix_hits == 0, "what a failed request computed is not shared"
 
 
 @pytest.mark.parametrize("mode", [{}, {"exact": True}, {"force_buckets": True}, {"compile": True}], ids=str)

@@ -21,7 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, sample, uniforms
+from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, log_probabilities, sample, uniforms
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.token_counts import TokenCounts
 from hpu_engine.model.logit_adjustments import adjust_logits
@@ -272,6 +272,15 @@ def test_a_row_without_numbers_fails_alone(poison: float) -> None:
         expected[0],
         expected[2],
     ]
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+def test_a_row_without_numbers_has_no_log_probabilities(poison: float) -> None:
+    row = logits_of()
+    row[4 if poison != -math.inf else slice(None)] = poison
+    for token in (4, 5):
+        with pytest.raises(SamplingFailed, match="not finite"):
+            log_probabilities(row, token, 3)
 
 
 @settings(max_examples=80, deadline=None)

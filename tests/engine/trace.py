@@ -13,8 +13,8 @@ from hpu_engine.config import EngineConfig
 from hpu_engine.core.buckets import ShapeMap
 from hpu_engine.core.kv_blocks import BlockPool
 from hpu_engine.core.loop import StepLoop
-from hpu_engine.core.messages import Rejected, Submit, TokenLogprobs
-from hpu_engine.core.sampler import Sampled
+from hpu_engine.core.messages import Submit, TokenLogprobs
+from hpu_engine.core.sampler import Sampled, SamplingFailed
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Limits, Scheduler, Step
 from hpu_engine.rank import Rank, bucket_set
@@ -27,7 +27,7 @@ class RecordingLoop(StepLoop):
         super().__init__(scheduler, rank.runner, shapes)
         self.logits: dict[tuple[str, int], Tensor] = {}
 
-    def _sample(self, step: Step, logits: Tensor) -> tuple[list[Sampled | None], list[Rejected]]:
+    def _sample(self, step: Step, logits: Tensor) -> list[Sampled | SamplingFailed | None]:
         emitting = [row for row in step.rows if row.emits]
         for row, own in zip(emitting, logits[: len(emitting)], strict=True):
             self.logits[row.request.request_id, row.request.num_output] = own.clone()

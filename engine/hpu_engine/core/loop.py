@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hpu_engine.core.batch import Batch, build_batch
 from hpu_engine.core.buckets import FirstSeen, ShapeMap, StepShapes
-from hpu_engine.core.messages import Heartbeat, Rejected, RowOutput, Submit
+from hpu_engine.core.messages import Heartbeat, Rejected, RowOutput, Submit, TokenLogprobs
 from hpu_engine.core.padded_batch import PaddedBatch, build_padded_batch
 from hpu_engine.core.request import Request
 from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, log_probabilities, sample
@@ -107,11 +107,17 @@ class StepLoop:
         # A head over no rows would be a shape of its own.
         outputs = hidden[batch.output_rows]
         logits = self._runner.logits(outputs) if shapes.outputs.count else outputs.new_empty(0, self._runner.vocab)
-        sampled, rejected = self._sample(step, logits)
+        sampled = self._sample(step, logits)
         scores = self._score_prompts(step, shapes, [hidden[piece] for piece in batch.score_pieces])
         begun = tuple(row.request.request_id for row in step.rows if not row.request.has_run)
-        rows = self._scheduler.commit(step, sampled, scores)
+        rejected = _rejections(step, sampled, scores)
+        # Before the commit, which passes over requests that are gone: nothing of a failed one is reported or cached.
         self._scheduler.abort(refusal.request_id for refusal in rejected)
+        rows = self._scheduler.commit(
+            step,
+            [None if isinstance(token, SamplingFailed) else token for token in sampled],
+            [() if isinstance(own, SamplingFailed) else own for own in scores],
+        )
         self.steps += 1
         seconds = time.monotonic() - started
         return StepResult(tuple(rows), tuple(rejected), seconds, step.num_tokens, begun)
@@ -137,26 +143,15 @@ class StepLoop:
             return build_batch(step, self._runner.block_size)
         return build_padded_batch(step, shapes, self.shapes.buckets.limits)
 
-    def _sample(self, step: Step, logits: Tensor) -> tuple[list[Sampled | None], list[Rejected]]:
-        """Tokens in the order of the step's rows, and the requests that could not be given one.
-
-        `logits` [emitting rows, vocab], perhaps with padding behind them.
-        """
+    def _sample(self, step: Step, logits: Tensor) -> list[Sampled | SamplingFailed | None]:
+        """What each row of the step emits, or why it does not; `logits` [emitting rows, vocab], perhaps padded."""
         emitting = [row for row in step.rows if row.emits]
         drawn = iter(self._draw(emitting, logits) if emitting else [])
-        sampled: list[Sampled | None] = []
-        rejected: list[Rejected] = []
-        for row in step.rows:
-            token = next(drawn) if row.emits else None
-            if isinstance(token, SamplingFailed):
-                sampled.append(None)
-                message = f"the request's token could not be sampled: {token}"
-                rejected.append(Rejected(request_id=row.request.request_id, message=message, internal=True))
-            else:
-                sampled.append(token)
-        return sampled, rejected
+        return [next(drawn) if row.emits else None for row in step.rows]
 
-    def _score_prompts(self, step: Step, shapes: StepShapes, pieces: Sequence[Tensor]) -> list[PromptScores]:
+    def _score_prompts(
+        self, step: Step, shapes: StepShapes, pieces: Sequence[Tensor]
+    ) -> list[PromptScores | SamplingFailed]:
         """Log-probabilities of prompt tokens, row by row; `pieces` [scored tokens, hidden] are in that order."""
         wanted = iter(
             (row.request.tokens[position + 1], row.request.params.prompt_logprobs or 0)
@@ -164,12 +159,12 @@ class StepLoop:
             for position in range(row.score_from, row.score_from + row.scores)
         )
         scores = [
-            log_probabilities(logits, *next(wanted))
+            _score(logits, *next(wanted))
             for fit, hidden in zip(shapes.scores, pieces, strict=True)
             for logits in self._runner.logits(hidden)[: fit.count]
         ]
         ends = list(accumulate(row.scores for row in step.rows))
-        return [tuple(scores[end - row.scores : end]) for row, end in zip(step.rows, ends, strict=True)]
+        return [_whole(scores[end - row.scores : end]) for row, end in zip(step.rows, ends, strict=True)]
 
     def _draw(self, rows: list[Row], logits: Tensor) -> list[Sampled | SamplingFailed]:
         requests = [row.request for row in rows]
@@ -183,9 +178,46 @@ class StepLoop:
         try:
             return sample(logits, [draw])[0]
         except Exception as error:  # see above: this row is the one
-            return error if isinstance(error, SamplingFailed) else SamplingFailed(repr(error))
+            return _failure(error)
 
     def _check_token_ids(self, token_ids: tuple[int, ...]) -> None:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._runner.vocab:
             wrong = next(token for token in token_ids if not 0 <= token < self._runner.vocab)
             raise RequestRefused(f"token id {wrong} is outside of the vocabulary of {self._runner.vocab}")
+
+
+def _score(logits: Tensor, token: int, count: int) -> TokenLogprobs | SamplingFailed:
+    try:
+        return log_probabilities(logits, token, count)
+    except Exception as error:  # one row's trouble must not end the others
+        return _failure(error)
+
+
+def _whole(scores: Sequence[TokenLogprobs | SamplingFailed]) -> PromptScores | SamplingFailed:
+    """One request's: all of them, or why one of them is missing."""
+    whole: list[TokenLogprobs] = []
+    for score in scores:
+        if isinstance(score, SamplingFailed):
+            return score
+        whole.append(score)
+    return tuple(whole)
+
+
+def _failure(error: Exception) -> SamplingFailed:
+    return error if isinstance(error, SamplingFailed) else SamplingFailed(repr(error))
+
+
+def _rejections(
+    step: Step, sampled: Sequence[Sampled | SamplingFailed | None], scores: Sequence[PromptScores | SamplingFailed]
+) -> list[Rejected]:
+    """The requests that could not be given a token, or the scores of their prompt."""
+    rejected = []
+    for row, token, own in zip(step.rows, sampled, scores, strict=True):
+        if isinstance(own, SamplingFailed):
+            message = f"the request's prompt could not be scored: {own}"
+        elif isinstance(token, SamplingFailed):
+            message = f"the request's token could not be sampled: {token}"
+        else:
+            continue
+        rejected.append(Rejected(request_id=row.request.request_id, message=message, internal=True))
+    return rejected

@@ -7,6 +7,7 @@ nothing advances nothing. Greedy rows never see a temperature. Every operation h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -23,9 +24,11 @@ from hpu_engine.model.sampling_cutoffs import cutoffs, drop_below
 LEAST_LOGPROB = -9999.0
 """In place of minus infinity, which JSON does not have."""
 
+_NOT_FINITE = "the model's logits are not finite"
+
 
 class SamplingFailed(Exception):
-    """The logits of one row hold no choice (not a number): the model or its weights are at fault."""
+    """The logits of one row are no numbers to choose or to score by: the model or its weights are at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled | SamplingFail
     results: list[Sampled | SamplingFailed] = []
     for index, token in enumerate(tokens):
         if not finite[index]:
-            results.append(SamplingFailed("the model's logits are not finite"))
+            results.append(SamplingFailed(_NOT_FINITE))
             continue
         count = draws[index].params.logprobs
         results.append(Sampled(token, None if count is None else log_probabilities(own[index], token, count)))
@@ -122,11 +125,18 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> list[int]:
 
 
 def log_probabilities(logits: Tensor, token: int, count: int) -> TokenLogprobs:
-    """Of `token`, and of the `count` most likely tokens, from the model's own `logits` [vocab]."""
+    """Of `token`, and of the `count` most likely tokens, from the model's own `logits` [vocab].
+
+    Raises SamplingFailed for a row that no token could be drawn from.
+    """
     values = logits.log_softmax(-1)
+    logprob = float(values[token])
+    # A row whose largest logit is not finite has no other log-probability than NaN, whatever the token.
+    if math.isnan(logprob):
+        raise SamplingFailed(_NOT_FINITE)
     best = values.topk(count)
     top = tuple(zip(best.indices.tolist(), map(_finite, best.values.tolist()), strict=True))
-    return TokenLogprobs(token_id=token, logprob=_finite(float(values[token])), top=top)
+    return TokenLogprobs(token_id=token, logprob=_finite(logprob), top=top)
 
 
 def _finite(logprob: float) -> float:
