@@ -81,7 +81,7 @@ class AttentionStep:
     def write(self, cache: LayerCache, keys: Tensor, values: Tensor) -> None:
         """`keys`, `values` [tokens, kv_heads, head_dim] of the whole batch."""
         if self._new_blocks.shape[0]:
-            cache.clear(self._new_blocks)
+            self._ops.begin(cache, self._new_blocks)
         self._ops.write(cache, self._slot_rows, keys, values)
 
     def attend(self, q: Tensor, cache: LayerCache) -> Tensor:

@@ -64,6 +64,9 @@ class StepOps(Protocol):
     def rotate(self, qkv: Tensor, heads: int, norms: HeadNorms | None, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
         """`qkv` [tokens, heads + 2 * kv_heads, head_dim] to queries and keys, normed and turned, and values."""
 
+    def begin(self, cache: LayerCache, pages: Tensor) -> None:
+        """Makes `pages` [count], which get their first token in this step, fit for this attention to read."""
+
     def write(self, cache: LayerCache, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores `keys` and `values` [tokens, kv_heads, head_dim] in the rows of `LayerCache.slot_rows`."""
 
@@ -94,6 +97,9 @@ class TorchOps:
             qk = torch.cat([_rms_norm(part.float(), weight, norms.eps) for part, weight in parts], 1)
         qk = rotate(qk, turn.cos, turn.sin, interleaved=turn.interleaved)
         return qk[:, :heads], qk[:, heads:], values
+
+    def begin(self, cache: LayerCache, pages: Tensor) -> None:
+        cache.clear(pages)
 
     def write(self, cache: LayerCache, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         cache.write(slot_rows, keys, values)

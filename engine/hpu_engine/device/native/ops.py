@@ -68,6 +68,7 @@ class Pages(Protocol):
     def keys(self) -> Tensor: ...
     @property
     def values(self) -> Tensor: ...
+    def clear(self, pages: Tensor) -> None: ...
 
 
 class Attends(Protocol):
@@ -150,6 +151,10 @@ class NativeOps:
             keys.data_ptr(),
         )
         return q, keys, qkv[:, heads + kv_heads :]
+
+    def begin(self, cache: Pages, pages: Tensor) -> None:
+        """Torch's kernels, which attend to chunks here, multiply what lies behind the last token by 0."""
+        cache.clear(pages)
 
     def write(self, cache: Pages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         self._write(self._library.hpu_write, cache, slot_rows, keys, values)

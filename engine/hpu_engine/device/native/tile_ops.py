@@ -46,6 +46,7 @@ class TileOps(NativeOps):
 
     def __init__(self, library: CDLL) -> None:
         super().__init__(library)
+        assert has_tiles(library), "asking also opens the tiles to this process"
         declare(library, _ARGUMENTS)
 
     def linear(self, weight: Tensor, bias: Tensor | None, *, rounds: bool = True) -> Linear:
@@ -68,6 +69,9 @@ class TileOps(NativeOps):
             return y
 
         return apply
+
+    def begin(self, cache: Pages, pages: Tensor) -> None:
+        """Nothing: these kernels read no slot behind the last token."""
 
     def write(self, cache: Pages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         self._write(self._library.hpu_write_narrow, cache, slot_rows, keys, values)

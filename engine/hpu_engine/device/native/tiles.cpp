@@ -15,7 +15,6 @@ extern "C" int hpu_has_tiles() { return 0; }
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -30,7 +29,7 @@ using namespace hpu;
 constexpr int64_t ROWS = 16;               // of a tile
 constexpr int64_t DEPTH = 32;              // elements of a row of an operand
 constexpr int64_t TILE = ROWS * DEPTH;     // elements of an operand: one KiB
-constexpr int64_t STEP = 64;               // tokens that a chunk attends to at a time
+constexpr int64_t STEP = 128;              // tokens that a chunk attends to at a time
 constexpr int64_t MOST_QUERIES = 16;       // of a single row and one KV head: the columns of a tile
 
 struct alignas(64) Config {
@@ -82,6 +81,18 @@ inline int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple
 
 inline __m256i narrowed(__m512 floats) { return (__m256i)_mm512_cvtneps_pbh(floats); }
 
+// 2 to the x for x <= 0: as good as a result needs that is rounded to bfloat16, off by at most 5e-5 of it.
+inline __m512 power_of_two(__m512 x) {
+  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 rest = _mm512_sub_ps(x, whole);
+  __m512 sum = _mm512_set1_ps(9.6181291e-3f);
+  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.5504109e-2f));
+  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(2.4022651e-1f));
+  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(6.9314718e-1f));
+  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(sum, whole);
+}
+
 inline __mmask16 lanes_below(int64_t count) {
   return count >= 16 ? __mmask16(-1) : count <= 0 ? __mmask16(0) : __mmask16((1u << count) - 1);
 }
@@ -96,7 +107,7 @@ void narrow_row(const float* from, int64_t width, float scale, uint16_t* to, int
 }
 
 struct Product {
-  const uint16_t* x;  // [rows up to a multiple of 16, depth], depth a multiple of 32
+  const uint16_t* x;  // tiles of 16 rows, those of the same rows one behind the other; depth a multiple of 32
   int64_t rows;
   const uint16_t* weight;  // panels of 16 columns, of each panel its tiles
   const float* bias;
@@ -123,7 +134,7 @@ struct Product {
 // 32 columns from `column` on, for all rows.
 void two_panels(const Product& product, int64_t column) {
   alignas(64) float sums[ROWS * 16];
-  const int64_t depth = product.depth, stride = depth * 2;
+  const int64_t depth = product.depth;
   const uint16_t *left = product.panel(column / 16), *right = product.panel(column / 16 + 1);
   int64_t row = 0;
   for (; product.rows - row > ROWS; row += 2 * ROWS) {
@@ -133,12 +144,12 @@ void two_panels(const Product& product, int64_t column) {
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t k = 0; k < depth; k += DEPTH) {
-      _tile_loadd(4, upper + k, stride);
+      _tile_loadd(4, upper + k * ROWS, 64);
       _tile_loadd(6, left + k * ROWS, 64);
       _tile_dpbf16ps(0, 4, 6);
       _tile_loadd(7, right + k * ROWS, 64);
       _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, lower + k, stride);
+      _tile_loadd(5, lower + k * ROWS, 64);
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
@@ -152,7 +163,7 @@ void two_panels(const Product& product, int64_t column) {
   _tile_zero(0);
   _tile_zero(1);
   for (int64_t k = 0; k < depth; k += DEPTH) {
-    _tile_loadd(4, last + k, stride);
+    _tile_loadd(4, last + k * ROWS, 64);
     _tile_loadd(6, left + k * ROWS, 64);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, right + k * ROWS, 64);
@@ -304,7 +315,7 @@ struct Rows {
         scores(mixes + 32 * dim),
         weights(reinterpret_cast<uint16_t*>(scores + 32 * STEP)) {
     std::fill(mixes, mixes + 32 * dim, 0.0f);
-    std::fill(most, most + 32, -INFINITY);
+    std::fill(most, most + 32, -1e30f);
     std::fill(totals, totals + 32, 0.0f);
   }
 };
@@ -335,7 +346,7 @@ void score_step(const Rows& rows, const Operands& operands, int64_t head, int64_
   }
 }
 
-// Scores of row r, of which the first `visible` count, to weights; what is mixed so far shrinks where a larger score
+// Scores of row r (of base 2), of which the first `visible` count, to weights; what is mixed so far shrinks where a larger score
 // has come. A step of which a row sees nothing leaves it as it is.
 void weigh(Rows& rows, int64_t r, int64_t visible, int64_t dim) {
   uint16_t* weights = rows.weights + r * STEP;
@@ -343,26 +354,33 @@ void weigh(Rows& rows, int64_t r, int64_t visible, int64_t dim) {
     std::memset(weights, 0, STEP * 2);
     return;
   }
-  const __m512 nothing = _mm512_set1_ps(-INFINITY);
+  // Far below any score, and finite: its weight is 0 whatever the largest score is.
+  const __m512 nothing = _mm512_set1_ps(-1e30f);
   __m512 scores[STEP / 16], most = nothing;
-  for (int64_t v = 0; v < STEP / 16; ++v) {
-    scores[v] = _mm512_mask_loadu_ps(nothing, lanes_below(visible - v * 16), rows.scores + r * STEP + v * 16);
+#pragma GCC unroll 8
+  for (int v = 0; v < STEP / 16; ++v) {
+    scores[v] = _mm512_mask_load_ps(nothing, lanes_below(visible - v * 16), rows.scores + r * STEP + v * 16);
     most = _mm512_max_ps(most, scores[v]);
   }
   const float before = rows.most[r], now = std::max(before, _mm512_reduce_max_ps(most));
-  Floats total = {};
-  for (int64_t v = 0; v < STEP / 16; ++v) {
-    const Floats weight = exponential((Floats)scores[v] - now);
-    total += weight;
-    _mm256_storeu_si256((__m256i*)(weights + v * 16), narrowed((__m512)weight));
+  const __m512 largest = _mm512_set1_ps(now);
+  __m512 total = _mm512_setzero_ps();
+#pragma GCC unroll 8
+  for (int v = 0; v < STEP / 16; ++v) {
+    const __m512 weight = power_of_two(_mm512_sub_ps(scores[v], largest));
+    total = _mm512_add_ps(total, weight);
+    _mm256_storeu_si256((__m256i*)(weights + v * 16), narrowed(weight));
   }
   rows.most[r] = now;
   if (now != before) {
-    const Floats shrunk = exponential((Floats)_mm512_set1_ps(before - now));
-    rows.totals[r] *= shrunk[0];
-    for (int64_t i = 0; i < dim; i += 16) store(rows.mixes + r * dim + i, load<Floats>(rows.mixes + r * dim + i) * shrunk);
+    const __m512 shrunk = power_of_two(_mm512_set1_ps(before - now));
+    rows.totals[r] *= _mm512_cvtss_f32(shrunk);
+    for (int64_t i = 0; i < dim; i += 16) {
+      float* mix = rows.mixes + r * dim + i;
+      _mm512_storeu_ps(mix, _mm512_mul_ps(_mm512_loadu_ps(mix), shrunk));
+    }
   }
-  rows.totals[r] += _mm512_reduce_add_ps((__m512)total);
+  rows.totals[r] += _mm512_reduce_add_ps(total);
 }
 
 void mix_step(const Rows& rows, const Operands& operands, int64_t head, int64_t token) {
@@ -393,7 +411,7 @@ void mix_step(const Rows& rows, const Operands& operands, int64_t head, int64_t 
 
 struct ChunkShape {
   int64_t new_len, context_len, heads, kv_heads, dim;
-  float scale;
+  float scale;  // of the queries, so that scores have base 2
 
   int64_t group() const { return heads / kv_heads; }
   int64_t head_of(int64_t kv_head, int64_t row) const { return kv_head * group() + row % group(); }
@@ -455,10 +473,13 @@ void hpu_linear_tiles(const float* x, int64_t rows, const uint16_t* weight, cons
   {
 #pragma omp for schedule(static)
     for (int64_t row = 0; row < all_rows; ++row) {
-      if (row < rows)
-        narrow_row(x + row * depth, depth, 1.0f, narrow + row * padded, padded);
-      else
-        std::memset(narrow + row * padded, 0, padded * 2);
+      uint16_t* to = narrow + row / ROWS * padded * ROWS + row % ROWS * DEPTH;
+      for (int64_t k = 0; k < padded; k += DEPTH, to += TILE) {
+        if (row < rows)
+          narrow_row(x + row * depth + k, depth - k, 1.0f, to, DEPTH);
+        else
+          std::memset(to, 0, DEPTH * 2);
+      }
     }
     const Tiles tiles;
 #pragma omp for schedule(static)
@@ -501,7 +522,7 @@ void hpu_attend_chunk_tiles(const float* q, const uint16_t* keys, const uint16_t
                             int64_t new_len, int64_t context_len, int64_t heads, int64_t kv_heads, int64_t block,
                             int64_t dim, float scale, float* out, int threads) {
   const Pages pages{keys, values, kv_heads, block, dim};
-  const ChunkShape shape{new_len, context_len, heads, kv_heads, dim, scale};
+  const ChunkShape shape{new_len, context_len, heads, kv_heads, dim, scale * 1.44269504f};
   const int64_t length = context_len + new_len, tokens = up_to(length, STEP);
   uint16_t* memory = shared_scratch.of(2 * kv_heads * tokens * dim);
   const Operands operands{memory, memory + kv_heads * tokens * dim, tokens, dim};
