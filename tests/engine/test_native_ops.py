@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -123,3 +126,32 @@ def test_a_row_attends_alike_alone_and_among_others(ops: NativeOps, group: int, 
     )
     expected = torch.softmax(q[0].double() @ keys.double().transpose(1, 2), -1) @ values.double()
     torch.testing.assert_close(together[0].double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_callers_at_once_and_changing_numbers_of_threads_get_the_same_bits(ops: NativeOps) -> None:
+    """Helpers come late, not at all, or are busy with another caller's work."""
+    linear, x = ops.linear(random(960, 576) * 0.05, None), random(64, 576, seed=1)
+    expected = linear(x)
+
+    def calls(threads: int) -> bool:
+        torch.set_num_threads(threads)
+        return all(torch.equal(linear(x), expected) for _ in range(100))
+
+    try:
+        with ThreadPoolExecutor(4) as callers:
+            assert all(callers.map(calls, (1, 2, 3, 8) * 2))
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_forked_process_has_helpers_of_its_own(ops: NativeOps) -> None:
+    linear, x = ops.linear(random(960, 576) * 0.05, None), random(64, 576, seed=1)
+    torch.set_num_threads(2)
+    try:
+        expected = linear(x).numpy().tobytes()  # torch's own threads do not survive in the child
+        child = os.fork()
+        if not child:
+            os._exit(0 if all(linear(x).numpy().tobytes() == expected for _ in range(20)) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        torch.set_num_threads(1)

@@ -8,9 +8,9 @@ there is one page more than the pool hands out.
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,11 +62,13 @@ def allocate_kv_cache(
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros that take memory only where they are written: torch's own are written at once. They must be zeros, since
-    a slot that nobody wrote yet is multiplied by a weight of 0.
+    """Zeros that take memory only where they are written: torch's own are written at once, and so is what an allocator
+    has used before. They must be zeros, since a slot that nobody wrote yet is multiplied by a weight of 0.
     """
     size = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def kv_block_bytes(description: ModelDescription, block_size: int, dtype: torch.dtype) -> int:

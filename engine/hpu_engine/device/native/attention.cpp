@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "pool.h"
 #include "softmax.h"
 
 namespace {
@@ -115,15 +116,13 @@ void hpu_attend_singles(const float* q, const float* keys, const float* values, 
                         const int64_t* lens, int64_t rows, int64_t width, int64_t kv_heads, int64_t group,
                         int64_t block, int64_t dim, float* out, int threads) {
   const Pages pages{keys, values, kv_heads, block, dim};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
+  share_out(threads, rows * kv_heads, grain_of(rows * kv_heads, threads), [&](int64_t first, int64_t last) {
     std::vector<float> scores;
-#pragma omp for schedule(dynamic)
-    for (int64_t item = 0; item < rows * kv_heads; ++item) {
+    for (int64_t item = first; item < last; ++item) {
       const int64_t row = item / kv_heads;
       attend_group(q + item * group * dim, pages, tables + row * width, lens[row], item % kv_heads, group,
                    scores, out + item * group * dim);
     }
-  }
+  });
 }
 }

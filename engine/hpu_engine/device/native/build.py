@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 COMPILER = "g++"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-pthread", "-fPIC", "-shared")
 BUILD_TIMEOUT_SECONDS = 300
 _HERE = Path(__file__).parent
 

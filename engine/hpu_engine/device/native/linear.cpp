@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lanes.h"
+#include "pool.h"
 
 namespace {
 
@@ -107,10 +108,9 @@ template <typename Weight>
 void linear(const float* x, int64_t rows, const Weight* weight, const float* bias, int64_t n, int64_t depth, float* y,
             int threads) {
   const int64_t panels = (n + PANEL - 1) / PANEL;
-  if (threads < 2) return some_panels(x, rows, weight, bias, n, depth, y, 0, panels);
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int part = 0; part < threads; ++part)
-    some_panels(x, rows, weight, bias, n, depth, y, panels * part / threads, panels * (part + 1) / threads);
+  share_out(threads, panels, grain_of(panels, threads, WIDE), [&](int64_t first, int64_t last) {
+    some_panels(x, rows, weight, bias, n, depth, y, first, last);
+  });
 }
 
 template <typename Weight>

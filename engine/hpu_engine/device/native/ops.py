@@ -29,11 +29,11 @@ _ARGUMENTS: dict[str, Sequence[object]] = {
     "hpu_pack_float32": (POINTER, COUNT, COUNT, POINTER),
     "hpu_linear_bfloat16": (POINTER, COUNT, POINTER, POINTER, COUNT, COUNT, POINTER, FLAG),
     "hpu_linear_float32": (POINTER, COUNT, POINTER, POINTER, COUNT, COUNT, POINTER, FLAG),
-    "hpu_add_norm": (POINTER, POINTER, POINTER, REAL, COUNT, COUNT, POINTER, POINTER),
-    "hpu_silu_mul": (POINTER, COUNT, COUNT, POINTER),
+    "hpu_add_norm": (POINTER, POINTER, POINTER, REAL, COUNT, COUNT, POINTER, POINTER, FLAG),
+    "hpu_silu_mul": (POINTER, COUNT, COUNT, POINTER, FLAG),
     "hpu_rotate": (
         *(POINTER, COUNT, COUNT, COUNT, COUNT, POINTER, POINTER),
-        *(FLAG, POINTER, POINTER, REAL, POINTER, POINTER),
+        *(FLAG, POINTER, POINTER, REAL, POINTER, POINTER, FLAG),
     ),
     "hpu_write": (POINTER, POINTER, *[COUNT] * 5, POINTER, POINTER, POINTER),
     "hpu_attend_singles": (
@@ -126,6 +126,7 @@ class NativeOps:
             x.shape[1],
             total.data_ptr(),
             normed.data_ptr(),
+            torch.get_num_threads(),
         )
         return total, normed
 
@@ -133,7 +134,7 @@ class NativeOps:
         gate_up = gate_up.contiguous()
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, width)
-        self._library.hpu_silu_mul(gate_up.data_ptr(), rows, width, out.data_ptr())
+        self._library.hpu_silu_mul(gate_up.data_ptr(), rows, width, out.data_ptr(), torch.get_num_threads())
         return out
 
     def rotate(self, qkv: Tensor, heads: int, norms: _Norms | None, turn: _Turn) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,6 +150,7 @@ class NativeOps:
             0.0 if norms is None else norms.eps,
             q.data_ptr(),
             keys.data_ptr(),
+            torch.get_num_threads(),
         )
         return q, keys, qkv[:, heads + kv_heads :]
 

@@ -4,12 +4,14 @@
 #include <vector>
 
 #include "lanes.h"
+#include "pool.h"
 
 namespace {
 
 using namespace hpu;
 
-constexpr int64_t FORK_ELEMENTS = 128 * 1024;  // from which a second thread is worth being woken
+// Of `width` elements each, or as many as cost so much: what is worth a second thread.
+inline int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, 64 * 1024 / width); }
 
 // Mean of squares, summed in lanes and then over the lanes in order.
 inline float inverse_rms(const float* x, int64_t width, float eps) {
@@ -56,57 +58,61 @@ extern "C" {
 
 // sum = x + delta where delta is given; out = rms_norm(sum) * weight.
 void hpu_add_norm(const float* x, const float* delta, const float* weight, float eps, int64_t rows, int64_t width,
-                  float* sum, float* out) {
-#pragma omp parallel for if (rows * width >= FORK_ELEMENTS)
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* own = x + row * width;
-    if (delta) {
-      const float* more = delta + row * width;
-      float* total = sum + row * width;
-      for (int64_t i = 0; i < width; ++i) total[i] = own[i] + more[i];
-      own = total;
+                  float* sum, float* out, int threads) {
+  share_out(threads, rows, rows_at_once(width), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const float* own = x + row * width;
+      if (delta) {
+        const float* more = delta + row * width;
+        float* total = sum + row * width;
+        for (int64_t i = 0; i < width; ++i) total[i] = own[i] + more[i];
+        own = total;
+      }
+      scale_row(own, weight, width, inverse_rms(own, width, eps), out + row * width);
     }
-    scale_row(own, weight, width, inverse_rms(own, width, eps), out + row * width);
-  }
+  });
 }
 
 // gate_up [rows, 2 * width], gate first: out = gate / (1 + exp(-gate)) * up.
-void hpu_silu_mul(const float* gate_up, int64_t rows, int64_t width, float* out) {
-#pragma omp parallel for if (rows * width >= FORK_ELEMENTS / 4)
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* gate = gate_up + row * 2 * width;
-    const float* up = gate + width;
-    float* own = out + row * width;
-    int64_t i = 0;
-    for (; i + LANES <= width; i += LANES) {
-      const Floats value = load<Floats>(gate + i), zero = {};
-      // Below -80 the quotient is nothing, and exp(-value) would not be finite further down.
-      const Floats kept = value < -80.0f ? zero : value;
-      store(own + i, kept / (exponential(-kept) + 1.0f) * load<Floats>(up + i));
+void hpu_silu_mul(const float* gate_up, int64_t rows, int64_t width, float* out, int threads) {
+  share_out(threads, rows, rows_at_once(4 * width), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      const float* gate = gate_up + row * 2 * width;
+      const float* up = gate + width;
+      float* own = out + row * width;
+      int64_t i = 0;
+      for (; i + LANES <= width; i += LANES) {
+        const Floats value = load<Floats>(gate + i), zero = {};
+        // Below -80 the quotient is nothing, and exp(-value) would not be finite further down.
+        const Floats kept = value < -80.0f ? zero : value;
+        store(own + i, kept / (exponential(-kept) + 1.0f) * load<Floats>(up + i));
+      }
+      for (; i < width; ++i) own[i] = gate[i] / (std::exp(-gate[i]) + 1.0f) * up[i];
     }
-    for (; i < width; ++i) own[i] = gate[i] / (std::exp(-gate[i]) + 1.0f) * up[i];
-  }
+  });
 }
 
 // qkv [tokens, heads + 2 * kv_heads, dim]; cos, sin [tokens, dim]; norms [dim] or null. To q [tokens, heads, dim] and
 // keys [tokens, kv_heads, dim].
 void hpu_rotate(const float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, const float* cos,
                 const float* sin, int interleaved, const float* q_norm, const float* k_norm, float eps, float* q,
-                float* keys) {
-#pragma omp parallel for if (tokens * (heads + kv_heads) * dim >= FORK_ELEMENTS / 2)
-  for (int64_t token = 0; token < tokens; ++token) {
-    std::vector<float> normed(q_norm || k_norm ? dim : 0);
-    const Turn turn{dim, cos + token * dim, sin + token * dim, interleaved};
-    for (int64_t head = 0; head < heads + kv_heads; ++head) {
-      const float* x = qkv + (token * (heads + 2 * kv_heads) + head) * dim;
-      const float* norm = head < heads ? q_norm : k_norm;
-      if (norm) {
-        scale_row(x, norm, dim, inverse_rms(x, dim, eps), normed.data());
-        x = normed.data();
+                float* keys, int threads) {
+  share_out(threads, tokens, rows_at_once(2 * (heads + kv_heads) * dim), [&](int64_t first, int64_t last) {
+    for (int64_t token = first; token < last; ++token) {
+      std::vector<float> normed(q_norm || k_norm ? dim : 0);
+      const Turn turn{dim, cos + token * dim, sin + token * dim, interleaved};
+      for (int64_t head = 0; head < heads + kv_heads; ++head) {
+        const float* x = qkv + (token * (heads + 2 * kv_heads) + head) * dim;
+        const float* norm = head < heads ? q_norm : k_norm;
+        if (norm) {
+          scale_row(x, norm, dim, inverse_rms(x, dim, eps), normed.data());
+          x = normed.data();
+        }
+        float* to = head < heads ? q + (token * heads + head) * dim : keys + (token * kv_heads + head - heads) * dim;
+        rotate(x, turn, to);
       }
-      rotate(x, turn, head < heads ? q + (token * heads + head) * dim : keys + (token * kv_heads + head - heads) * dim);
     }
-  }
+  });
 }
 
 // Keys and values of `rows` heads, kv_heads of them to a token, each token's `width` elements together: to the rows

@@ -20,6 +20,7 @@ extern "C" int hpu_has_tiles() { return 0; }
 #include <memory>
 
 #include "lanes.h"
+#include "pool.h"
 #include "softmax.h"
 
 namespace {
@@ -346,8 +347,8 @@ void score_step(const Rows& rows, const Operands& operands, int64_t head, int64_
   }
 }
 
-// Scores of row r (of base 2), of which the first `visible` count, to weights; what is mixed so far shrinks where a larger score
-// has come. A step of which a row sees nothing leaves it as it is.
+// Scores of row r (of base 2), of which the first `visible` count, to weights; what is mixed so far shrinks where a
+// larger score has come. A step of which a row sees nothing leaves it as it is.
 void weigh(Rows& rows, int64_t r, int64_t visible, int64_t dim) {
   uint16_t* weights = rows.weights + r * STEP;
   if (visible <= 0) {
@@ -469,10 +470,8 @@ void hpu_linear_tiles(const float* x, int64_t rows, const uint16_t* weight, cons
   const int64_t padded = up_to(depth, DEPTH), all_rows = up_to(rows, ROWS);
   uint16_t* narrow = shared_scratch.of(all_rows * padded);
   const Product product{narrow, rows, weight, bias, n, padded, y};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < all_rows; ++row) {
+  share_out(threads, all_rows, std::max<int64_t>(ROWS, 64 * 1024 / padded), [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
       uint16_t* to = narrow + row / ROWS * padded * ROWS + row % ROWS * DEPTH;
       for (int64_t k = 0; k < padded; k += DEPTH, to += TILE) {
         if (row < rows)
@@ -481,10 +480,12 @@ void hpu_linear_tiles(const float* x, int64_t rows, const uint16_t* weight, cons
           std::memset(to, 0, DEPTH * 2);
       }
     }
+  });
+  const int64_t pairs = (n + 31) / 32;
+  share_out(threads, pairs, grain_of(pairs, threads), [&](int64_t first, int64_t last) {
     const Tiles tiles;
-#pragma omp for schedule(static)
-    for (int64_t column = 0; column < n; column += 32) two_panels(product, column);
-  }
+    for (int64_t pair = first; pair < last; ++pair) two_panels(product, pair * 32);
+  });
 }
 
 // As hpu_write, to pages of bfloat16; dim a multiple of 16.
@@ -504,17 +505,15 @@ void hpu_attend_singles_tiles(const float* q, const uint16_t* keys, const uint16
                               const int64_t* lens, int64_t rows, int64_t width, int64_t kv_heads, int64_t group,
                               int64_t block, int64_t dim, float* out, int threads) {
   const Pages pages{keys, values, kv_heads, block, dim};
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
+  share_out(threads, rows * kv_heads, grain_of(rows * kv_heads, threads), [&](int64_t begin, int64_t end) {
     const Tiles tiles;
-#pragma omp for schedule(dynamic)
-    for (int64_t item = 0; item < rows * kv_heads; ++item)
+    for (int64_t item = begin; item < end; ++item)
       for (int64_t first = 0; first < group; first += MOST_QUERIES) {
         const int64_t row = item / kv_heads, at = (item * group + first) * dim;
         attend_single(q + at, std::min(MOST_QUERIES, group - first), pages, tables + row * width, item % kv_heads,
                       lens[row], own_scratch, out + at);
       }
-  }
+  });
 }
 
 // q, out [new_len, heads, dim] of one row whose tokens lie in the blocks of `table`; dim and block multiples of 32.
@@ -527,17 +526,17 @@ void hpu_attend_chunk_tiles(const float* q, const uint16_t* keys, const uint16_t
   uint16_t* memory = shared_scratch.of(2 * kv_heads * tokens * dim);
   const Operands operands{memory, memory + kv_heads * tokens * dim, tokens, dim};
   const int64_t row_blocks = (new_len * shape.group() + 31) / 32;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-  {
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < kv_heads * (tokens / 32); ++item)
+  const int64_t packs = kv_heads * (tokens / 32);
+  share_out(threads, packs, grain_of(packs, threads), [&](int64_t first, int64_t last) {
+    for (int64_t item = first; item < last; ++item)
       pack(pages, table, item / (tokens / 32), item % (tokens / 32) * 32, length, operands);
+  });
+  // The last rows see most: they come first, so that threads end together.
+  share_out(threads, kv_heads * row_blocks, 1, [&](int64_t first, int64_t last) {
     const Tiles tiles;
-    // The last rows see most: they come first, so that threads end together.
-#pragma omp for schedule(dynamic)
-    for (int64_t item = 0; item < kv_heads * row_blocks; ++item)
+    for (int64_t item = first; item < last; ++item)
       attend_rows(q, shape, operands, item % kv_heads, (row_blocks - 1 - item / kv_heads) * 32, own_scratch, out);
-  }
+  });
 }
 }
 
