@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -67,7 +68,8 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """
     size = math.prod(shape) * dtype.itemsize
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
