@@ -13,7 +13,7 @@ from tests.images.store import Store
 
 ENGINE_BYTES = 3.5e9
 OPERATOR_BYTES = 500e6
-CODE_BYTES = 3e6
+CODE_BYTES = 4e6
 
 # What the engine uses of torch, on the CPU: oneDNN in bf16, batched products, attention, safetensors, gloo.
 TORCH = """

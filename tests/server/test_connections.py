@@ -120,11 +120,11 @@ def descriptors(soft: int) -> Iterator[None]:
 
 def test_silent_clients_do_not_take_the_control_port_down(shell: Path) -> None:
     with ExitStack() as stack:
-        with descriptors(256):
+        with descriptors(768):
             server = stack.enter_context(RunningServer(shell, {"step_seconds": 0.001}))
         server.wait_until_ready()
         silent = []
-        for _ in range(300):
+        for _ in range(700):
             silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS)))
             silent[-1].sendall(HALF_A_HEAD)
         for path in ("livez", "readyz", "state"):

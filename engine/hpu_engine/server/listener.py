@@ -30,6 +30,8 @@ KEEP_ALIVE_SECONDS = 620.0
 """Between two requests: longer than load balancers keep theirs, which must not send into one that is closed here."""
 BACKLOG = 128
 """Connections that are accepted in one go, before they are counted."""
+UNCOUNTED = 3 * BACKLOG
+"""While some are counted or turned away, the next are accepted already."""
 OTHER_DESCRIPTORS = 64
 """For files, the worker, and the control port."""
 
@@ -37,7 +39,7 @@ OTHER_DESCRIPTORS = 64
 def most_connections() -> int:
     """How many connections the API may have, for this process's limit of descriptors."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if limit == resource.RLIM_INFINITY else max(limit // 4, limit - BACKLOG - OTHER_DESCRIPTORS)
+    return sys.maxsize if limit == resource.RLIM_INFINITY else max(limit // 4, limit - UNCOUNTED - OTHER_DESCRIPTORS)
 
 
 class Runner(web.AppRunner):
