@@ -174,7 +174,7 @@ class NativeOps:
         )
 
     def singles(self, tables: Tensor, lens: Tensor, cache: Pages, group: int) -> Attends:
-        return NativeSingles(self._library, tables, lens)
+        return NativeSingles(self._library.hpu_attend_singles, tables, lens)
 
     def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> Attends | None:
         """None: torch's fused kernel is as good."""
@@ -184,8 +184,8 @@ class NativeOps:
 class NativeSingles:
     """Attention of the rows with one new token of one step, each over its own pages."""
 
-    def __init__(self, library: ctypes.CDLL, tables: Tensor, lens: Tensor) -> None:
-        self._library = library
+    def __init__(self, run: Callable[..., None], tables: Tensor, lens: Tensor) -> None:
+        self._run = run
         self._tables, self._lens = tables.contiguous(), lens.contiguous()
         is_worth_forking = self._lens.shape[0] and int(self._lens.sum()) >= _FORK_KEYS
         self._threads = torch.get_num_threads() if is_worth_forking else 1
@@ -194,7 +194,7 @@ class NativeSingles:
         q = q.contiguous()
         out = torch.empty_like(q)
         rows, kv_heads, group, dim = q.shape
-        self._library.hpu_attend_singles(
+        self._run(
             *(q.data_ptr(), cache.keys.data_ptr(), cache.values.data_ptr()),
             *(self._tables.data_ptr(), self._lens.data_ptr(), rows, self._tables.shape[1]),
             *(kv_heads, group, cache.keys.shape[2], dim, out.data_ptr(), self._threads),

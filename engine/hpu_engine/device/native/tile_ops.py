@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hpu_engine.device.base import Linear
-from hpu_engine.device.native.ops import COUNT, FLAG, POINTER, REAL, NativeOps, Pages, declare
+from hpu_engine.device.native.ops import COUNT, FLAG, POINTER, REAL, NativeOps, NativeSingles, Pages, declare
 
 _ROWS, _DEPTH = 16, 32
 _MULTIPLE = 32
@@ -20,7 +20,6 @@ _MULTIPLE = 32
 
 _FORK_BYTES = 1_000_000
 """Weights from which a product is worth waking a second thread."""
-_FORK_KEYS = 2048
 _FORK_QUERIES = 16
 
 _ARGUMENTS = {
@@ -76,33 +75,11 @@ class TileOps(NativeOps):
     def write(self, cache: Pages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         self._write(self._library.hpu_write_narrow, cache, slot_rows, keys, values)
 
-    def singles(self, tables: Tensor, lens: Tensor, cache: Pages, group: int) -> TileSingles:
-        return TileSingles(self._library, tables, lens)
+    def singles(self, tables: Tensor, lens: Tensor, cache: Pages, group: int) -> NativeSingles:
+        return NativeSingles(self._library.hpu_attend_singles_tiles, tables, lens)
 
     def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> TileChunk:
         return TileChunk(self._library, blocks, context_len, new_len, scale)
-
-
-class TileSingles:
-    """Attention of the rows with one new token of one step, each over its own pages."""
-
-    def __init__(self, library: CDLL, tables: Tensor, lens: Tensor) -> None:
-        self._run = library.hpu_attend_singles_tiles
-        self._tables, self._lens = tables.contiguous(), lens.contiguous()
-        is_worth_forking = self._lens.shape[0] and int(self._lens.sum()) >= _FORK_KEYS
-        self._threads = torch.get_num_threads() if is_worth_forking else 1
-
-    def attend(self, q: Tensor, cache: Pages) -> Tensor:
-        """`q` [rows, kv_heads, group, head_dim], scaled; the same shape back."""
-        q = q.contiguous()
-        out = torch.empty_like(q)
-        rows, kv_heads, group, dim = q.shape
-        self._run(
-            *(q.data_ptr(), cache.keys.data_ptr(), cache.values.data_ptr()),
-            *(self._tables.data_ptr(), self._lens.data_ptr(), rows, self._tables.shape[1]),
-            *(kv_heads, group, cache.keys.shape[2], dim, out.data_ptr(), self._threads),
-        )
-        return out
 
 
 class TileChunk:
