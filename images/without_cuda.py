@@ -2,10 +2,9 @@
 environment is set up, so that both hold the same; standard library only.
 
 The common index serves torch for Linux only as a CUDA build. Its libraries are linked against 4 GB of NVIDIA's, and the
-loader wants every one of them present although a CPU calls none; loaded, they cost each process 220 MB and a second of
-its start. So those packages are left out, and in the place of each missing library comes one of a few kilobytes that
-has the same name and symbols. A call into one ends the process with a sentence that says so: no wrong answer is
-possible.
+loader wants every one of them present although a CPU calls none; loaded, they cost each process 260 MB. So those
+packages are left out, and in the place of each missing library comes one of a few kilobytes that has the same name and
+symbols. A call into one ends the process with a sentence that says so: no wrong answer is possible.
 
   without_cuda.py lock FILE       the lock without the packages that only CUDA needs, to standard output
   without_cuda.py libraries SITE  stand-ins for the missing libraries that torch in SITE is linked against

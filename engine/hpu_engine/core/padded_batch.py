@@ -52,9 +52,9 @@ class PaddedSingles:
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """token_ids, positions, slots, is_real: [tokens]. new_blocks: as many as so many tokens can begin, padded
-    with scratch. output_rows [emitting rows], in the order of the step, and
-    score_pieces, each [scored prompt tokens]: their padding takes the last row of the buffer.
+    """token_ids, positions, slots, is_real: [tokens]. new_blocks: as many as so many tokens can begin, padded with
+    scratch. output_rows [emitting rows], in the order of the step, and score_pieces, each [scored prompt tokens]: their
+    padding takes the last row of the buffer.
     """
 
     token_ids: Tensor

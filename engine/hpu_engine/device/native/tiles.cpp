@@ -82,7 +82,7 @@ inline int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple
 
 inline __m256i narrowed(__m512 floats) { return (__m256i)_mm512_cvtneps_pbh(floats); }
 
-// 2 to the x for x <= 0: as good as a result needs that is rounded to bfloat16, off by at most 5e-5 of it.
+// 2 to the x for x <= 0: as good as a result needs that is rounded to bfloat16, off by at most 6e-5 of it.
 inline __m512 power_of_two(__m512 x) {
   const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 rest = _mm512_sub_ps(x, whole);
