@@ -24,7 +24,7 @@ _LinearKey = tuple[torch.dtype, int, int]
 """Type, rows and columns of a weight: linears of one key are treated alike."""
 
 ROWS_OF_ONE_THREAD = 4
-"""Up to so many tokens a second thread is not worth being woken for every operation (SmolLM2 over HTTP on a Zen 5, one
+"""Up to so many tokens a second thread is not worth being woken for every operation (SmolLM2 over HTTP on a Zen 3, one
 request on two cores: 22 to 24 tokens/s with one thread, 14 to 15 with two). A linear that waits for memory longer than
 that takes, on a processor whose threads each get a part of it only, still calls all of them.
 """
