@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-QUIET_SECONDS = 6.0
-"""What follows a status that a test has seen: the events that tell of it, and the writes that the kubelet causes."""
+from hpu_operator.runtime.status_writer import PROGRESS_SECONDS
+
+QUIET_SECONDS = PROGRESS_SECONDS + 2.0
+"""What follows a status that a test has seen: the events that tell of it, the writes that the kubelet causes, and a
+progress that was held back.
+"""
 
 _WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
 
+from hpu_operator.runtime.status_writer import PROGRESS_SECONDS
 from tests.cluster.fleet import Fleet
 from tests.demo import installation, progress
 from tests.demo.kube import Kube
@@ -20,8 +21,8 @@ NAME = "smollm2"
 LABEL = "serving.hpu.dev/name"
 OPERATOR = "system:serviceaccount:hpu-system:hpu-operator"
 READY_SECONDS = 480.0
-QUIET_SECONDS = 6.0
-"""What follows a status that a test has seen: the events that tell of it, and the writes that the kubelet causes."""
+QUIET_SECONDS = PROGRESS_SECONDS + 2.0
+"""Longer than the operator holds a progress back: what it writes afterwards is news."""
 KINDS = "statefulsets,controllerrevisions,services,endpointslices,pods"
 
 

@@ -85,6 +85,7 @@ class Parts:
             silu_mul=self.timed("gates", ops.silu_mul),
             rotate=self.timed("rotation", ops.rotate),
             write=self.timed("KV writes", ops.write),
+            begin=self.timed("KV clearing", ops.begin),
         )
 
         def singles(*arguments: Any) -> Any:

@@ -219,6 +219,14 @@ def test_progress_is_told_from_transitions() -> None:
     assert not only_progress(early, ready)
 
 
+def test_the_end_of_a_warm_up_is_no_mere_progress() -> None:
+    """The pod is ready before its endpoint was asked again: nobody should read 71/72 beside that for long."""
+    told = status(group(0), replicas=1)
+    behind, ahead, done = (told | {"warmUp": f"{number}/72"} for number in (70, 71, 72))
+    assert only_progress(behind, ahead)
+    assert not only_progress(ahead, done)
+
+
 def test_the_url_the_model_and_the_selector() -> None:
     found = status(group(0))
     assert found["url"] == "http://smol.team.svc:8000"

@@ -28,7 +28,6 @@ Problem = Diagnosis
 _NAMED = 4
 """Groups that a message names beside the one it is about."""
 
-_PROGRESS_FIELDS = ("warmUp",)
 _WARM = Diagnosis(Reason.WARMED_UP, "every group has run all of its shapes")
 
 
@@ -226,12 +225,14 @@ def timestamp(now: datetime) -> str:
 
 
 def only_progress(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    """Whether two different statuses differ in nothing but how far something is."""
+    """Whether two different statuses differ in nothing but how far something is; that it is done is more than that."""
     return _without_progress(old) == _without_progress(new)
 
 
 def _without_progress(status: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in status.items() if key not in _PROGRESS_FIELDS}
+    kept = {key: value for key, value in status.items() if key != "warmUp"}
+    done, _, total = status.get("warmUp", "").partition("/")
+    kept["warmedUp"] = bool(total) and done == total
     kept["conditions"] = [
         {key: value for key, value in condition.items() if key != "message"}
         for condition in status.get("conditions") or ()
