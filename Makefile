@@ -43,7 +43,7 @@ down: python ## end and remove every cluster that was started here; caches stay
 
 clean: python ## down, and remove the caches and the environment too
 	@$(PYTHON) -m tests.cluster.removal --caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis $(KERNELS)/kernels-*.so
 
 bench: setup ## the engine's workloads over HTTP; see hpu-engine bench --help
 	$(RUN) -m tests.bench
@@ -63,7 +63,7 @@ system-packages: python ## (root, Debian) install the packages that the node and
 	apt-get update -qq
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends $$($(PYTHON) -m tests.machine --packages)
 
-setup: .venv/.synced ## the Python environment, from the lock
+setup: .venv/.synced .venv/.kernels ## the Python environment, from the lock, and the kernels for processors with AMX
 
 # The stamp is what is made last: half of an installation does not count. One at a time, of whichever checkout.
 $(UV_FOLDER)/.whole: | python
@@ -83,6 +83,13 @@ WITHOUT_CUDA := images/without_cuda.py
 	@$(RUN) $(WITHOUT_CUDA) libraries $$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') >/dev/null
 	@VIRTUAL_ENV=.venv $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
+
+KERNELS := engine/hpu_engine/device/native
+
+# Where there is none to build them the engine computes with torch's; the next `make` tries again.
+.venv/.kernels: $(wildcard $(KERNELS)/*.cpp $(KERNELS)/*.h) $(KERNELS)/build.py | .venv/.synced
+	@echo "set-up: kernels for processors with AMX (some seconds)"
+	@if $(RUN) $(KERNELS)/build.py $(KERNELS) >/dev/null; then touch $@; fi
 
 LOCKS := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
   --custom-compile-command "make lock"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -24,6 +26,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A token's bits do not depend on batch mates, chunks, preemption or cached prefixes (CPU device only)."""
     force_buckets: bool = False
     """Steps are padded to the buckets of their plan, as on a device that compiles every shape."""
+    kernels: Literal["auto", "torch"] = "auto"
+    """auto: the engine's own where they were built ahead for this processor; torch: never (CPU device only)."""
     compile: bool = False
     """Kernels compiled for this processor at the first start (CPU device only)."""
     compile_cache: str | None = None

@@ -23,7 +23,7 @@ from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Limits, Scheduler
 from hpu_engine.device.base import Device, UnsupportedOnDevice
 from hpu_engine.device.cpu import CpuDevice
-from hpu_engine.device.native.build import NativeBuildFailed, default_cache, load_library
+from hpu_engine.device.native.build import NativeBuildFailed, default_cache, load_ahead, load_library
 from hpu_engine.device.native.ops import HEAD_MULTIPLE, NativeOps
 from hpu_engine.device.native.tile_ops import TileOps, has_tiles, takes_shapes
 from hpu_engine.model.attention import ExactAttention
@@ -150,6 +150,7 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         max_batched_tokens=limits.max_batched_tokens,
         architecture=description.architecture.value,
         dtype=str(operand_dtype).removeprefix("torch."),
+        kernels=_kernels_of(device),
         parameters=parameter_count(description),
     )
     buckets = bucket_set(config, description, limits, num_blocks) if config.force_buckets else None
@@ -195,11 +196,19 @@ def _describe(directory: Path) -> ModelDescription:
 def _open_device(config: EngineConfig, description: ModelDescription, on_progress: OnProgress) -> Device:
     if config.device != "cpu":
         raise StartUpError(FailureReason.USAGE, f"device {config.device!r} is not supported; supported is cpu")
-    native = _compiled_kernels(config, description, on_progress) if config.compile else None
+    if config.compile:
+        native: NativeOps | None = _compiled_kernels(config, description, on_progress)
+    else:
+        native = _kernels_built_ahead(config, description) if config.kernels == "auto" else None
     return CpuDevice(exact=config.exact, static_shapes=config.force_buckets, native=native)
 
 
 def _compiled_kernels(config: EngineConfig, description: ModelDescription, on_progress: OnProgress) -> NativeOps:
+    if config.kernels == "torch":
+        raise StartUpError(
+            FailureReason.USAGE,
+            "--compile builds the engine's own kernels, and --kernels torch forbids them; leave one of the two out",
+        )
     if description.head_dim % HEAD_MULTIPLE:
         raise StartUpError(
             FailureReason.USAGE,
@@ -211,11 +220,31 @@ def _compiled_kernels(config: EngineConfig, description: ModelDescription, on_pr
         library = load_library(Path(config.compile_cache) if config.compile_cache else default_cache(), _warn)
     except NativeBuildFailed as error:
         raise StartUpError(FailureReason.USAGE, str(error)) from error
+    return TileOps(library) if _suits_tiles(config, description) and has_tiles(library) else NativeOps(library)
+
+
+def _kernels_built_ahead(config: EngineConfig, description: ModelDescription) -> TileOps | None:
+    """None where torch's operators are as good: everywhere but on tiles."""
+    if not _suits_tiles(config, description):
+        return None
+    library = load_ahead(_warn)
+    return TileOps(library) if library is not None and has_tiles(library) else None
+
+
+def _suits_tiles(config: EngineConfig, description: ModelDescription) -> bool:
     # What is exact, and what is padded, has its attention from torch, in one type with the linears.
-    wants_tiles = _requested_dtype(config, description) == "bfloat16" and not (config.exact or config.force_buckets)
-    if wants_tiles and takes_shapes(description.head_dim, config.block_size) and has_tiles(library):
-        return TileOps(library)
-    return NativeOps(library)
+    if config.exact or config.force_buckets or _requested_dtype(config, description) != "bfloat16":
+        return False
+    return description.head_dim % HEAD_MULTIPLE == 0 and takes_shapes(description.head_dim, config.block_size)
+
+
+def _kernels_of(device: Device) -> str:
+    match device.step_ops:
+        case None:
+            return "torch"
+        case TileOps():
+            return "tiles"
+    return "compiled"
 
 
 def _warn(message: str) -> None:

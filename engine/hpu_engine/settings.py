@@ -85,6 +85,10 @@ class ServeSettings(BaseSettings):
         False, description="Pad every step to the planned buckets, as a device that compiles each shape needs it (cpu)."
     )
 
+    kernels: Literal["auto", "torch"] = Field(
+        "auto",
+        description="auto: the engine's own kernels where they were built for this processor; torch: never (cpu).",
+    )
     compile: bool = Field(
         False, description="Kernels compiled for this processor with g++ at the first start, float32 (cpu)."
     )
@@ -112,6 +116,7 @@ class ServeSettings(BaseSettings):
             data_parallel_size=self.data_parallel_size,
             expert_parallel_size=self.expert_parallel_size,
             exact=self.exact,
+            kernels=self.kernels,
             compile=self.compile,
             compile_cache=None if self.compile_cache is None else str(self.compile_cache),
             force_buckets=self.force_buckets,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -82,10 +83,10 @@ def test_a_disk_that_fills_up_while_building_is_a_warning(
 ) -> None:
     real = build._compile
 
-    def full(to: Path) -> None:
+    def full(to: Path, flags: Sequence[str]) -> None:
         if tmp_path in to.parents:
             raise NativeBuildFailed("g++ failed with exit code 1: No space left on device")
-        real(to)
+        real(to, flags)
 
     monkeypatch.setattr(build, "_compile", full)
     said: list[str] = []

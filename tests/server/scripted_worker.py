@@ -150,6 +150,7 @@ class ScriptedWorker:
                 max_batched_tokens=256,
                 architecture="LlamaForCausalLM",
                 dtype="bfloat16",
+                kernels="torch",
                 parameters=1234,
             )
         )

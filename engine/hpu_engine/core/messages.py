@@ -70,6 +70,8 @@ class Loaded(_Message, frozen=True, kw_only=True):
     max_batched_tokens: int
     architecture: str
     dtype: str
+    kernels: str
+    """What computes: `torch`, `compiled` (our own) or `tiles` (our own, on AMX)."""
     parameters: int
 
     @property

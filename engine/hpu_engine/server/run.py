@@ -170,6 +170,7 @@ class _Server:
             api=api,
             seconds=round(self.pod.state().uptime_seconds, 1),
             dtype=limits.dtype,
+            kernels=limits.kernels,
             max_model_len=limits.most_tokens,
             kv_blocks=limits.num_kv_blocks,
         )
