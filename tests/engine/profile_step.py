@@ -29,7 +29,7 @@ from hpu_engine.model.attention import _FusedChunk
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.model.step_ops import StepOps
-from hpu_engine.model.transformer import DenseMlp, Layer, Transformer
+from hpu_engine.model.transformer import DenseMlp, FusedMlp, Layer, Transformer
 from hpu_engine.rank import Rank, open_rank
 from tests.engine.rows import GREEDY, rows_of
 from tests.models.smollm2 import smollm2
@@ -74,7 +74,7 @@ class Parts:
         if isinstance(mlp, DenseMlp):
             mlp = DenseMlp(self.timed("gate and up", mlp.gate_up), self.timed("down", mlp.down), self._ops(mlp.ops))
         else:
-            mlp = self.timed("experts", mlp)
+            mlp = self.timed("MLP" if isinstance(mlp, FusedMlp) else "experts", mlp)
         return replace(
             layer, qkv=self.timed("qkv", layer.qkv), output=self.timed("attention output", layer.output), mlp=mlp
         )

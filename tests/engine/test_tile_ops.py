@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +11,7 @@ from hpu_engine.core.batch import build_batch
 from hpu_engine.core.request import Request
 from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.core.scheduler import Row, Step
-from hpu_engine.device.native.build import default_cache, load_library
-from hpu_engine.device.native.tile_ops import TileOps, has_tiles
+from hpu_engine.device.native.tile_ops import TileOps
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.rank import Rank
 from tests.engine.direct import open_quietly
@@ -26,20 +23,9 @@ BLOCK, KV_HEADS = 128, 2
 TABLES = torch.tensor([[3, 1, 5], [2, 0, 0], [8, 7, 6]])
 
 
-@pytest.fixture(scope="module")
-def ops() -> TileOps:
-    library = load_library(default_cache(), pytest.fail)
-    if not has_tiles(library):
-        pytest.skip("this processor has no AMX tiles for bfloat16")
-    return TileOps(library)
-
-
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
+@pytest.fixture
+def ops(tile_ops: TileOps) -> TileOps:
+    return tile_ops
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

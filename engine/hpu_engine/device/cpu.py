@@ -87,7 +87,10 @@ class CpuDevice(Device):
         return find_group_rows(group, chunk_rows, head_dim, block_size, dtype)
 
     def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:
-        return static_kernel(experts, self.gate) if self._static_shapes else sorted_kernel(experts, self.gate)
+        if self._static_shapes:
+            return static_kernel(experts, self.gate)
+        fused = None if self._native is None else self._native.experts(experts)
+        return fused or sorted_kernel(experts, self.gate)
 
     @property
     def gate(self) -> Gate:

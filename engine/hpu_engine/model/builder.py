@@ -19,7 +19,7 @@ from hpu_engine.model.moe.router import Router, RoutingRule
 from hpu_engine.model.rotary import RotaryTable
 from hpu_engine.model.sharded import Embedding, gathered, reduced
 from hpu_engine.model.step_ops import HeadNorms, StepOps, TorchOps
-from hpu_engine.model.transformer import DenseMlp, Layer, Mlp, Transformer
+from hpu_engine.model.transformer import DenseMlp, FusedMlp, Layer, Mlp, Transformer
 from hpu_engine.model.weights.loading import OnBytes, load_parameters
 from hpu_engine.model.weights.name_table import NameTable, expand
 from hpu_engine.model.weights.placement import Placement
@@ -144,7 +144,11 @@ class _Worker:
 
     def _dense(self, prefix: str) -> Mlp:
         linears = self.parameters.linears
-        return DenseMlp(linears[prefix + "gate_up"], reduced(linears[prefix + "down"], self.groups.tensor), self.ops)
+        return self._mlp(linears[prefix + "gate_up"], reduced(linears[prefix + "down"], self.groups.tensor))
+
+    def _mlp(self, gate_up: Linear, down: Linear) -> Mlp:
+        fused = self.ops.mlp(gate_up, down)
+        return DenseMlp(gate_up, down, self.ops) if fused is None else FusedMlp(fused)
 
     def _moe(self, prefix: str) -> Mlp:
         moe = self.description.moe
@@ -181,8 +185,8 @@ class _Worker:
         linears = self.parameters.linears
         gate_up, down = linears[prefix + "shared.gate_up"], linears[prefix + "shared.down"]
         if self.groups.data.size > 1:
-            return SharedExperts(DenseMlp(gate_up, reduced(down, self.groups.tensor), self.ops), is_partial=False)
-        return SharedExperts(DenseMlp(gate_up, down, self.ops), is_partial=self.groups.tensor.size > 1)
+            return SharedExperts(self._mlp(gate_up, reduced(down, self.groups.tensor)), is_partial=False)
+        return SharedExperts(self._mlp(gate_up, down), is_partial=self.groups.tensor.size > 1)
 
 
 def _narrow(embedding: Tensor, description: ModelDescription) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.device.base import Gate
+from hpu_engine.device.base import Gate, Linear
 from hpu_engine.device.expert_kernels import silu_mul
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.rotary import rotate
@@ -76,6 +76,9 @@ class StepOps(Protocol):
     def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> ChunkAttention | None:
         """`blocks` hold the row's context and its new tokens. None: torch's fused kernel does it."""
 
+    def mlp(self, gate_up: Linear, down: Linear) -> Linear | None:
+        """A gated MLP of two of the device's linears as one kernel. None: it is done by its parts."""
+
 
 class TorchOps:
     def __init__(self, gate: Gate = silu_mul) -> None:
@@ -108,6 +111,9 @@ class TorchOps:
         return single_rows(tables, lens, cache, group)
 
     def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> None:
+        return None
+
+    def mlp(self, gate_up: Linear, down: Linear) -> None:
         return None
 
 

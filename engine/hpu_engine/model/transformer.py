@@ -43,6 +43,16 @@ class DenseMlp:
 
 
 @dataclass(frozen=True, slots=True)
+class FusedMlp:
+    """The same by one kernel of the device."""
+
+    run: Linear
+
+    def __call__(self, x: Tensor, is_real: Tensor | None = None) -> Tensor:
+        return self.run(x)
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """Norm weights [hidden]; `qkv` stacks q, k and v."""
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hpu_engine.device.base import Linear
+from hpu_engine.device.base import ExpertKernel, Linear
 
 _PANEL = 16
 HEAD_MULTIPLE = 8
@@ -111,6 +111,14 @@ class NativeOps:
             return y
 
         return apply
+
+    def mlp(self, gate_up: Linear, down: Linear) -> Linear | None:
+        """None: nothing is gained over its parts."""
+        return None
+
+    def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel | None:
+        """None: nothing is gained over a loop."""
+        return None
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         x = x.contiguous()

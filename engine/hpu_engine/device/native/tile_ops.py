@@ -6,25 +6,42 @@ too, but a row with one new token and one of a chunk are attended to by differen
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from ctypes import CDLL
 
 import torch
 from torch import Tensor
 
-from hpu_engine.device.base import Linear
+from hpu_engine.device.base import ExpertKernel, Linear
 from hpu_engine.device.native.ops import COUNT, FLAG, POINTER, REAL, NativeOps, NativeSingles, Pages, declare
 
 _ROWS, _DEPTH = 16, 32
 _MULTIPLE = 32
-"""What the elements of a head and the tokens of a KV block have to be multiples of."""
+"""What the elements of a head, the tokens of a KV block and the middle of an MLP have to be multiples of."""
 
 _FORK_BYTES = 1_000_000
-"""Weights from which a product is worth waking a second thread."""
+"""Weights, counted once for every 16 rows, from which a product is worth waking a second thread."""
 _FORK_QUERIES = 16
 
 _ARGUMENTS = {
     "hpu_pack_tiles": (POINTER, COUNT, COUNT, POINTER),
     "hpu_linear_tiles": (POINTER, COUNT, POINTER, POINTER, COUNT, COUNT, POINTER, FLAG),
+    "hpu_mlp_tiles": (POINTER, COUNT, POINTER, POINTER, COUNT, COUNT, POINTER, FLAG),
+    "hpu_experts_tiles": (
+        POINTER,
+        COUNT,
+        POINTER,
+        POINTER,
+        COUNT,
+        POINTER,
+        POINTER,
+        COUNT,
+        COUNT,
+        COUNT,
+        POINTER,
+        FLAG,
+    ),
     "hpu_write_narrow": (POINTER, POINTER, *[COUNT] * 5, POINTER, POINTER, POINTER),
     "hpu_attend_singles_tiles": (*[POINTER] * 5, *[COUNT] * 6, POINTER, FLAG),
     "hpu_attend_chunk_tiles": (*[POINTER] * 4, *[COUNT] * 6, REAL, POINTER, FLAG),
@@ -53,21 +70,33 @@ class TileOps(NativeOps):
         narrow = weight.bfloat16()
         if not rounds or not torch.equal(narrow.float(), weight):
             return super().linear(weight, bias)
-        out, width = weight.shape
-        packed = torch.empty(_up_to(out, 2 * _ROWS) * _up_to(width, _DEPTH), dtype=torch.bfloat16)
-        self._library.hpu_pack_tiles(narrow.data_ptr(), out, width, packed.data_ptr())
-        offset = None if bias is None else bias.float().contiguous()
-        run, where = self._library.hpu_linear_tiles, packed.data_ptr()
-        offset_at, forks = None if offset is None else offset.data_ptr(), packed.nbytes >= _FORK_BYTES
+        return TileLinear(self._library, narrow, bias)
 
-        def apply(x: Tensor, _keep: tuple[Tensor, Tensor | None] = (packed, offset)) -> Tensor:
+    def mlp(self, gate_up: Linear, down: Linear) -> Linear | None:
+        """Only of linears on tiles. What lies between them stays in the caches, rounded as `down` would round it."""
+        if not _are_halves_of_an_mlp(gate_up, down):
+            return None
+        assert isinstance(gate_up, TileLinear)
+        assert isinstance(down, TileLinear)
+        library, up, back = self._library, gate_up, down
+
+        def apply(x: Tensor) -> Tensor:
             x = x.contiguous()
-            y = x.new_empty(x.shape[0], out)
-            threads = torch.get_num_threads() if forks else 1
-            run(x.data_ptr(), x.shape[0], where, offset_at, out, width, y.data_ptr(), threads)
+            y = torch.empty_like(x)
+            library.hpu_mlp_tiles(
+                *(x.data_ptr(), x.shape[0], up.packed.data_ptr(), back.packed.data_ptr()),
+                *(back.out, back.width, y.data_ptr(), _threads(up.packed.nbytes, x.shape[0])),
+            )
             return y
 
         return apply
+
+    def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel | None:
+        """All of them in one call, rows sorted by expert; None where one is not of linears on tiles."""
+        if not experts or not all(_are_halves_of_an_mlp(*expert) for expert in experts):
+            return None
+        pairs = [(up, back) for up, back in experts if isinstance(up, TileLinear) and isinstance(back, TileLinear)]
+        return TileExperts(self._library, pairs)
 
     def begin(self, cache: Pages, pages: Tensor) -> None:
         """Nothing: these kernels read no slot behind the last token."""
@@ -80,6 +109,52 @@ class TileOps(NativeOps):
 
     def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> TileChunk:
         return TileChunk(self._library, blocks, context_len, new_len, scale)
+
+
+class TileLinear:
+    """A linear on tiles. `packed` is what the kernels read."""
+
+    def __init__(self, library: CDLL, weight: Tensor, bias: Tensor | None) -> None:
+        """`weight` [out, in] bfloat16."""
+        self._run = library.hpu_linear_tiles
+        self.out, self.width = weight.shape
+        self.packed = torch.empty(_up_to(self.out, 2 * _ROWS) * _up_to(self.width, _DEPTH), dtype=torch.bfloat16)
+        library.hpu_pack_tiles(weight.data_ptr(), self.out, self.width, self.packed.data_ptr())
+        self.bias = None if bias is None else bias.float().contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        rows = x.shape[0]
+        y = x.new_empty(rows, self.out)
+        bias_at = None if self.bias is None else self.bias.data_ptr()
+        self._run(
+            *(x.data_ptr(), rows, self.packed.data_ptr(), bias_at, self.out, self.width),
+            *(y.data_ptr(), _threads(self.packed.nbytes, rows)),
+        )
+        return y
+
+
+class TileExperts:
+    """An `ExpertKernel` of gated MLPs on tiles, all of one shape."""
+
+    def __init__(self, library: CDLL, experts: Sequence[tuple[TileLinear, TileLinear]]) -> None:
+        self._run = library.hpu_experts_tiles
+        self._experts = experts
+        pointers = ctypes.c_void_p * len(experts)
+        self._gate_up = pointers(*(gate_up.packed.data_ptr() for gate_up, _ in experts))
+        self._down = pointers(*(down.packed.data_ptr() for _, down in experts))
+
+    def __call__(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        hidden, ids, weights = hidden.float().contiguous(), ids.contiguous(), weights.float().contiguous()
+        rows, top_k = ids.shape
+        total = torch.empty_like(hidden)
+        gate_up, down = self._experts[0]
+        self._run(
+            *(hidden.data_ptr(), rows, ids.data_ptr(), weights.data_ptr(), top_k),
+            *(self._gate_up, self._down, len(self._experts), down.out, down.width),
+            *(total.data_ptr(), _threads(gate_up.packed.nbytes, rows * top_k)),
+        )
+        return total
 
 
 class TileChunk:
@@ -107,3 +182,18 @@ class TileChunk:
 
 def _up_to(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
+
+
+def _are_halves_of_an_mlp(gate_up: Linear, down: Linear) -> bool:
+    return (
+        isinstance(gate_up, TileLinear)
+        and isinstance(down, TileLinear)
+        and gate_up.bias is None
+        and down.bias is None
+        and down.width % _MULTIPLE == 0
+        and (gate_up.out, gate_up.width) == (2 * down.width, down.out)
+    )
+
+
+def _threads(weight_bytes: int, rows: int) -> int:
+    return torch.get_num_threads() if weight_bytes * -(-rows // _ROWS) >= _FORK_BYTES else 1

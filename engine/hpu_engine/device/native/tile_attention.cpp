@@ -1,178 +1,16 @@
-// Products and attention on AMX tiles, for processors that have them: operands bfloat16, sums float32.
-//
-// A tile instruction adds, for each row and column, the products of 16 pairs in order. So an element is one chain over
-// k whatever stands beside it, and a row has the same bits in every batch.
-#include <cstdint>
+// Attention on AMX tiles: single rows, and chunks, over pages of bfloat16.
+#ifdef __AMX_BF16__
 
-#ifndef __AMX_BF16__
-
-extern "C" int hpu_has_tiles() { return 0; }
-
-#else
-
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <memory>
-
-#include "lanes.h"
 #include "pool.h"
 #include "softmax.h"
+#include "tiles.h"
 
 namespace {
 
 using namespace hpu;
 
-constexpr int64_t ROWS = 16;               // of a tile
-constexpr int64_t DEPTH = 32;              // elements of a row of an operand
-constexpr int64_t TILE = ROWS * DEPTH;     // elements of an operand: one KiB
-constexpr int64_t STEP = 128;              // tokens that a chunk attends to at a time
-constexpr int64_t MOST_QUERIES = 16;       // of a single row and one KV head: the columns of a tile
-
-struct alignas(64) Config {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// All eight tiles whole, for as long as this lives. What another library of this thread had set up comes back: oneDNN
-// remembers what it loaded last and would not load it again.
-class Tiles {
- public:
-  Tiles() {
-    static const Config whole;
-    _tile_storeconfig(&before_);
-    _tile_loadconfig(&whole);
-  }
-  ~Tiles() {
-    if (before_.palette)
-      _tile_loadconfig(&before_);
-    else
-      _tile_release();
-  }
-
- private:
-  Config before_;
-};
-
-// Memory that a thread keeps from call to call.
-class Scratch {
- public:
-  uint16_t* of(int64_t count) {
-    if (count > count_) {
-      memory_.reset(static_cast<uint16_t*>(std::aligned_alloc(64, (count * 2 + 63) / 64 * 64)));
-      count_ = count;
-    }
-    return memory_.get();
-  }
-
- private:
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-  std::unique_ptr<uint16_t, Free> memory_;
-  int64_t count_ = 0;
-};
-
-inline int64_t up_to(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
-
-inline __m256i narrowed(__m512 floats) { return (__m256i)_mm512_cvtneps_pbh(floats); }
-
-// 2 to the x for x <= 0: as good as a result needs that is rounded to bfloat16, off by at most 6e-5 of it.
-inline __m512 power_of_two(__m512 x) {
-  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m512 rest = _mm512_sub_ps(x, whole);
-  __m512 sum = _mm512_set1_ps(9.6181291e-3f);
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.5504109e-2f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(2.4022651e-1f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(6.9314718e-1f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(sum, whole);
-}
-
-inline __mmask16 lanes_below(int64_t count) {
-  return count >= 16 ? __mmask16(-1) : count <= 0 ? __mmask16(0) : __mmask16((1u << count) - 1);
-}
-
-// `width` floats, scaled, to bfloat16, and zeros up to `padded`, a multiple of 16.
-void narrow_row(const float* from, int64_t width, float scale, uint16_t* to, int64_t padded) {
-  const __m512 factor = _mm512_set1_ps(scale);
-  for (int64_t i = 0; i < padded; i += 16) {
-    const __m512 own = _mm512_maskz_loadu_ps(lanes_below(width - i), from + i);
-    _mm256_storeu_si256((__m256i*)(to + i), narrowed(_mm512_mul_ps(own, factor)));
-  }
-}
-
-struct Product {
-  const uint16_t* x;  // tiles of 16 rows, those of the same rows one behind the other; depth a multiple of 32
-  int64_t rows;
-  const uint16_t* weight;  // panels of 16 columns, of each panel its tiles
-  const float* bias;
-  int64_t n, depth;
-  float* y;
-
-  const uint16_t* panel(int64_t number) const { return weight + number * depth * ROWS; }
-
-  // A tile of sums at `row`, `column` of y.
-  void put(const float* sums, int64_t row, int64_t column) const {
-    const __mmask16 wanted = lanes_below(n - column);
-    const __m512 offset = bias ? _mm512_maskz_loadu_ps(wanted, bias + column) : _mm512_setzero_ps();
-    for (int64_t r = 0; r < std::min(ROWS, rows - row); ++r)
-      _mm512_mask_storeu_ps(y + (row + r) * n + column, wanted, _mm512_add_ps(_mm512_load_ps(sums + r * 16), offset));
-  }
-};
-
-#define PUT(tile, row, column)       \
-  do {                               \
-    _tile_stored(tile, sums, 64);    \
-    product.put(sums, row, column);  \
-  } while (0)
-
-// 32 columns from `column` on, for all rows.
-void two_panels(const Product& product, int64_t column) {
-  alignas(64) float sums[ROWS * 16];
-  const int64_t depth = product.depth;
-  const uint16_t *left = product.panel(column / 16), *right = product.panel(column / 16 + 1);
-  int64_t row = 0;
-  for (; product.rows - row > ROWS; row += 2 * ROWS) {
-    const uint16_t *upper = product.x + row * depth, *lower = upper + ROWS * depth;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t k = 0; k < depth; k += DEPTH) {
-      _tile_loadd(4, upper + k * ROWS, 64);
-      _tile_loadd(6, left + k * ROWS, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_loadd(7, right + k * ROWS, 64);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_loadd(5, lower + k * ROWS, 64);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-    PUT(0, row, column);
-    PUT(1, row, column + 16);
-    PUT(2, row + ROWS, column);
-    PUT(3, row + ROWS, column + 16);
-  }
-  if (row >= product.rows) return;
-  const uint16_t* last = product.x + row * depth;
-  _tile_zero(0);
-  _tile_zero(1);
-  for (int64_t k = 0; k < depth; k += DEPTH) {
-    _tile_loadd(4, last + k * ROWS, 64);
-    _tile_loadd(6, left + k * ROWS, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, right + k * ROWS, 64);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  PUT(0, row, column);
-  PUT(1, row, column + 16);
-}
+constexpr int64_t STEP = 128;         // tokens that a chunk attends to at a time
+constexpr int64_t MOST_QUERIES = 16;  // of a single row and one KV head: the columns of a tile
 
 struct Pages {
   const uint16_t* keys;
@@ -448,45 +286,6 @@ thread_local Scratch own_scratch, shared_scratch;
 }  // namespace
 
 extern "C" {
-
-// Asks the kernel for the tiles of this process: they are not given unasked.
-int hpu_has_tiles() {
-  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
-  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-}
-
-// weight [n, depth] to panels of 16 columns, an even number of them, depth up to a multiple of 32: of each panel the
-// tiles, of a tile 16 rows with a pair of elements of each column.
-void hpu_pack_tiles(const uint16_t* weight, int64_t n, int64_t depth, uint16_t* packed) {
-  const int64_t padded = up_to(depth, DEPTH);
-  for (int64_t column = 0; column < up_to(n, 32); ++column)
-    for (int64_t k = 0; k < padded; ++k)
-      packed[column / 16 * padded * 16 + k / 2 * 32 + column % 16 * 2 + k % 2] =
-          column < n && k < depth ? weight[column * depth + k] : 0;
-}
-
-void hpu_linear_tiles(const float* x, int64_t rows, const uint16_t* weight, const float* bias, int64_t n,
-                      int64_t depth, float* y, int threads) {
-  const int64_t padded = up_to(depth, DEPTH), all_rows = up_to(rows, ROWS);
-  uint16_t* narrow = shared_scratch.of(all_rows * padded);
-  const Product product{narrow, rows, weight, bias, n, padded, y};
-  share_out(threads, all_rows, std::max<int64_t>(ROWS, 64 * 1024 / padded), [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      uint16_t* to = narrow + row / ROWS * padded * ROWS + row % ROWS * DEPTH;
-      for (int64_t k = 0; k < padded; k += DEPTH, to += TILE) {
-        if (row < rows)
-          narrow_row(x + row * depth + k, depth - k, 1.0f, to, DEPTH);
-        else
-          std::memset(to, 0, DEPTH * 2);
-      }
-    }
-  });
-  const int64_t pairs = (n + 31) / 32;
-  share_out(threads, pairs, grain_of(pairs, threads), [&](int64_t first, int64_t last) {
-    const Tiles tiles;
-    for (int64_t pair = first; pair < last; ++pair) two_panels(product, pair * 32);
-  });
-}
 
 // As hpu_write, to pages of bfloat16; dim a multiple of 16.
 void hpu_write_narrow(const float* keys, const float* values, int64_t key_stride, int64_t value_stride, int64_t rows,
