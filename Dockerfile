@@ -4,17 +4,22 @@
 #   docker build --target engine-gaudi --build-arg GAUDI_BASE=<Intel's Gaudi PyTorch image of your driver's release> .
 #
 # Every target has the same two layers on its base: /opt/venv holds the locked dependencies, /opt/app the project's own
-# code (kilobytes), so that a change of code moves kilobytes. Bytecode is compiled here because the containers run as a
+# code (kilobytes), so that a change of code moves kilobytes. Between them engine-cpu has the kernels for processors with
+# AMX, compiled in a stage of their own: no image has a compiler. Bytecode is compiled here because the containers run as a
 # user that may write nowhere but in mounted volumes and /tmp. That user is a number: no name is looked up for it, so
 # LOGNAME says one to libraries that insist (they would look into /etc/passwd and fail).
 #
 # The package index and the certificate bundle come as build secrets (optional): `package-index` is a file of shell
 # assignments such as UV_DEFAULT_INDEX=..., `certificates` a bundle of PEM certificates. Neither enters a layer.
 ARG PYTHON_BASE=python:3.12-slim
+# Has g++, and no newer C library than PYTHON_BASE.
+ARG COMPILER_BASE=python:3.12
 ARG GAUDI_BASE=set-build-argument-GAUDI_BASE-to-the-gaudi-pytorch-image
 # Images of the stages with these names, made earlier: a change of code then looks at nothing but code.
 ARG OPERATOR_ENVIRONMENT=operator-environment
 ARG CPU_ENVIRONMENT=cpu-environment
+# Has the folder /kernels.
+ARG KERNELS=kernels
 
 # What builds and never ships: the installer and the wheel builder, locked as everything else.
 FROM ${PYTHON_BASE} AS tools
@@ -61,7 +66,15 @@ RUN --mount=type=cache,id=uv,target=/var/cache/uv \
 FROM ${PYTHON_BASE} AS cpu-environment
 COPY --from=cpu-dependencies /opt/venv /opt/venv
 
+FROM ${COMPILER_BASE} AS kernels
+COPY engine/hpu_engine/device/native /src
+RUN python3 /src/build.py /kernels
+
+# COPY takes no variable.
+FROM ${KERNELS} AS kernels-at-hand
+
 FROM ${CPU_ENVIRONMENT} AS engine-cpu
+COPY --from=kernels-at-hand /kernels /opt/app/hpu_engine/device/native
 COPY --from=app /opt/app /opt/app
 ENV PATH=/opt/app/bin:/opt/venv/bin:$PATH HOME=/tmp LOGNAME=hpu PYTHONUNBUFFERED=1
 USER 65532:65532

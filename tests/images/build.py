@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.images import base, index
+from tests.images import base, index, kernels
 from tests.images.buildah import Buildah
 from tests.images.errors import UnknownImage
 from tests.images.layout import Layout
@@ -25,6 +25,8 @@ PREFIX = "localhost/hpu-inference"
 LOCKS = {"operator": "operator.txt", "engine-cpu": "cpu.txt", "engine-gaudi": "engine.txt"}
 ENVIRONMENTS = {"operator": "operator-environment", "engine-cpu": "cpu-environment"}
 """The Dockerfile's stage with the dependencies alone: built once per lock, so that a change of code skips it whole."""
+WITH_KERNELS = ("engine-cpu",)
+"""What gets the library that was built ahead."""
 LOCAL_TARGETS = ("operator", "engine-cpu")
 """What clusters on this machine run: kept in the layout too. The Gaudi image is for a registry."""
 
@@ -54,7 +56,8 @@ def sources(root: Path, target: str) -> Iterator[Path]:
     yield root / "requirements" / LOCKS[target]
     for folder in ("engine", "images", "operator"):
         for path in sorted((root / folder).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            # Libraries that were built ahead are no sources: engine-cpu has its own part of the checksum for them.
+            if path.is_file() and "__pycache__" not in path.parts and not path.match("kernels-*.so"):
                 yield path
 
 
@@ -67,11 +70,12 @@ def environment_tag(root: Path, target: str, bases: Bases) -> str:
     return checksum([("base", (bases.python or base.REFERENCE).encode()), *parts])[:12]
 
 
-def tag(root: Path, target: str, bases: Bases) -> str:
+def tag(root: Path, target: str, bases: Bases, library: Path | None) -> str:
     """The checksum of the content, and of the names of the bases, shortened to 12 hex digits."""
     parts = ((path.relative_to(root).as_posix(), path.read_bytes()) for path in sources(root, target))
     on = f"{bases.python or base.REFERENCE} {bases.gaudi if target not in LOCAL_TARGETS else ''}"
-    return checksum([("bases", on.encode()), ("target", target.encode()), *parts])[:12]
+    own = kernels.parts(library) if target in WITH_KERNELS else []
+    return checksum([("bases", on.encode()), ("target", target.encode()), *own, *parts])[:12]
 
 
 def build(
@@ -91,7 +95,8 @@ def build(
     store = store or Store.default()
     with store.locked():
         built = recorded(store)
-        wanted = {target: tag(root, target, bases) for target in targets}
+        library = kernels.library(store, root) if set(targets) & set(WITH_KERNELS) else None
+        wanted = {target: tag(root, target, bases, library) for target in targets}
         if missing := [target for target in targets if not _is_whole(store, built.get(target), wanted[target])]:
             buildah = Buildah.on(store)
             python = bases.python or base.ensure(store, buildah)
@@ -106,6 +111,8 @@ def build(
                             _build(buildah, root, stage, environment, arguments)
                     note_use(store, environment)
                     arguments[stage.upper().replace("-", "_")] = environment
+                if target in WITH_KERNELS:
+                    arguments["KERNELS"] = kernels.ensure(store, buildah, library)
                 with step(f"image {target}"):
                     note_use(store, reference, _build(buildah, root, target, reference, arguments))
                 digest = ""

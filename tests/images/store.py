@@ -2,6 +2,7 @@
 
 storage/     buildah's layers, its own and not the machine's
 base/        the base image's file system as one archive
+kernels/     the engine's kernels, where `make setup` had not built them
 oci/         the finished images, sharing layers: an OCI layout
 built.json   what each checkout built last, and from which content
 uses.json    when each version was asked for last

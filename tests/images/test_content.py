@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hpu_engine.device.native import build
+from tests.images import kernels
 from tests.images.build import Image
 from tests.images.buildah import Buildah
 from tests.images.layout import Layout
@@ -133,10 +135,26 @@ def test_nothing_is_compiled_at_start(buildah: Buildah, images: dict[str, Image]
 
 def test_code_is_a_small_layer_of_its_own(store: Store, images: dict[str, Image]) -> None:
     layout = Layout(store.layout)
-    for image in images.values():
-        layers = json.loads(layout.blob(image.digest).read_text())["layers"]
-        assert len(layers) == 3, "base, dependencies, code"
+    for target, count in (("operator", 3), ("engine-cpu", 4)):
+        layers = json.loads(layout.blob(images[target].digest).read_text())["layers"]
+        assert len(layers) == count, "base, dependencies, for the CPU the kernels, code"
         assert layers[-1]["size"] < CODE_BYTES
+
+
+def test_the_cpu_image_has_the_kernels_of_its_own_sources_and_the_operator_image_has_none(
+    store: Store, snapshot: Path, buildah: Buildah, images: dict[str, Image]
+) -> None:
+    library = kernels.library(store, snapshot)
+    script = (
+        "import pathlib; from hpu_engine.device.native import build;"
+        "found = [path.name for path in pathlib.Path('/opt').rglob('kernels-*')];"
+        "print(found, found in ([], [build.ahead_path().name]), build.load_ahead(print) is not None)"
+    )
+    names = [] if library is None else [library.name]
+    fits = library is not None and not build.AHEAD_NEEDS - build._instruction_sets()
+    assert python(buildah, images["engine-cpu"], script) == f"{names} True {fits}"
+    none = "import pathlib; print([*pathlib.Path('/opt').rglob('kernels-*')])"
+    assert python(buildah, images["operator"], none) == "[]"
 
 
 def test_nothing_of_this_machine_is_in_the_images(buildah: Buildah, images: dict[str, Image]) -> None:
