@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -142,6 +144,33 @@ def test_callers_at_once_and_changing_numbers_of_threads_get_the_same_bits(ops: 
             assert all(callers.map(calls, (1, 2, 3, 8) * 2))
     finally:
         torch.set_num_threads(1)
+
+
+def test_the_work_is_shared_out_among_as_many_threads_as_are_set(ops: NativeOps) -> None:
+    """In a process of its own: this one may have helpers already."""
+    program = """
+import os, pathlib, time, torch
+from hpu_engine.device.native.build import default_cache, load_library
+from hpu_engine.device.native.ops import NativeOps
+
+def ticks():  # of processor time in user mode, by thread
+    stats = pathlib.Path("/proc/self/task").glob("*/stat")
+    return {int(stat.parent.name): int(stat.read_text().rpartition(")")[2].split()[11]) for stat in stats}
+
+linear = NativeOps(load_library(default_cache(), print)).linear(torch.randn(3072, 576), None)
+x, ends = torch.randn(64, 576), time.monotonic() + 60
+helpers = []
+for threads in (1, 2):
+    torch.set_num_threads(threads)
+    before, own = ticks(), 0
+    while own < 30 or (threads == 2 and not helpers and time.monotonic() < ends):
+        linear(x)
+        now = ticks()
+        own = now[os.getpid()] - before[os.getpid()]
+        helpers = [thread for thread in now if thread != os.getpid() and now[thread] - before.get(thread, 0) >= 10]
+    assert len(helpers) == threads - 1, (threads, before, now)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_a_forked_process_has_helpers_of_its_own(ops: NativeOps) -> None:

@@ -11,6 +11,8 @@ using namespace hpu;
 
 constexpr int64_t STEP = 128;         // tokens that a chunk attends to at a time
 constexpr int64_t MOST_QUERIES = 16;  // of a single row and one KV head: the columns of a tile
+constexpr float NOTHING = -1e30f;     // far below any score, and finite: its weight is 0 whatever the largest score is
+constexpr float MOST_ABOVE = 8.0f;    // how far a score may be above what weights are relative to
 
 struct Pages {
   const uint16_t* keys;
@@ -140,22 +142,23 @@ void pack(const Pages& pages, const int64_t* table, int64_t head, int64_t token,
 
 // 32 rows of queries of one KV head on their way through the tokens.
 struct Rows {
-  uint16_t* q;         // [32, dim]
-  float* mixes;        // [32, dim]
-  float* scores;       // [32, STEP]
-  uint16_t* weights;   // [32, STEP]
-  float most[32], totals[32];
+  uint16_t* q;        // [32, dim]
+  float* mixes;       // [32, dim]
+  float* totals;      // [32, 16]: of the weights, by lane
+  float* scores;      // [32, STEP]
+  uint16_t* weights;  // [32, STEP]
+  float most[32];     // what weights are relative to: about the largest score so far
 
-  static int64_t elements(int64_t dim) { return 32 * (dim + 2 * dim + 2 * STEP + STEP); }
+  static int64_t elements(int64_t dim) { return 32 * (dim + 2 * (dim + 16 + STEP) + STEP); }
 
   Rows(uint16_t* memory, int64_t dim)
       : q(memory),
         mixes(reinterpret_cast<float*>(memory + 32 * dim)),
-        scores(mixes + 32 * dim),
+        totals(mixes + 32 * dim),
+        scores(totals + 32 * 16),
         weights(reinterpret_cast<uint16_t*>(scores + 32 * STEP)) {
-    std::fill(mixes, mixes + 32 * dim, 0.0f);
-    std::fill(most, most + 32, -1e30f);
-    std::fill(totals, totals + 32, 0.0f);
+    std::fill(mixes, scores, 0.0f);
+    std::fill(most, most + 32, NOTHING);
   }
 };
 
@@ -185,41 +188,43 @@ void score_step(const Rows& rows, const Operands& operands, int64_t head, int64_
   }
 }
 
-// Scores of row r (of base 2), of which the first `visible` count, to weights; what is mixed so far shrinks where a
-// larger score has come. A step of which a row sees nothing leaves it as it is.
+// Scores of row r (of base 2), of which the first `visible` count, to weights. Where a much larger score has come, what
+// was weighed so far shrinks; a somewhat larger one gets a weight above 1 instead. A step of which a row sees nothing
+// leaves it as it is.
 void weigh(Rows& rows, int64_t r, int64_t visible, int64_t dim) {
   uint16_t* weights = rows.weights + r * STEP;
   if (visible <= 0) {
     std::memset(weights, 0, STEP * 2);
     return;
   }
-  // Far below any score, and finite: its weight is 0 whatever the largest score is.
-  const __m512 nothing = _mm512_set1_ps(-1e30f);
+  const __m512 nothing = _mm512_set1_ps(NOTHING);
   __m512 scores[STEP / 16], most = nothing;
 #pragma GCC unroll 8
   for (int v = 0; v < STEP / 16; ++v) {
-    scores[v] = _mm512_mask_load_ps(nothing, lanes_below(visible - v * 16), rows.scores + r * STEP + v * 16);
+    scores[v] = _mm512_load_ps(rows.scores + r * STEP + v * 16);
+    if (visible < STEP) scores[v] = _mm512_mask_mov_ps(nothing, lanes_below(visible - v * 16), scores[v]);
     most = _mm512_max_ps(most, scores[v]);
   }
-  const float before = rows.most[r], now = std::max(before, _mm512_reduce_max_ps(most));
-  const __m512 largest = _mm512_set1_ps(now);
-  __m512 total = _mm512_setzero_ps();
-#pragma GCC unroll 8
-  for (int v = 0; v < STEP / 16; ++v) {
-    const __m512 weight = power_of_two(_mm512_sub_ps(scores[v], largest));
-    total = _mm512_add_ps(total, weight);
-    _mm256_storeu_si256((__m256i*)(weights + v * 16), narrowed(weight));
-  }
-  rows.most[r] = now;
-  if (now != before) {
-    const __m512 shrunk = power_of_two(_mm512_set1_ps(before - now));
-    rows.totals[r] *= _mm512_cvtss_f32(shrunk);
+  float* totals = rows.totals + r * 16;
+  const float before = rows.most[r];
+  if (_mm512_cmp_ps_mask(most, _mm512_set1_ps(before + MOST_ABOVE), _CMP_GT_OQ)) {
+    rows.most[r] = _mm512_reduce_max_ps(most);
+    const __m512 shrunk = power_of_two(_mm512_set1_ps(before - rows.most[r]));
+    _mm512_store_ps(totals, _mm512_mul_ps(_mm512_load_ps(totals), shrunk));
     for (int64_t i = 0; i < dim; i += 16) {
       float* mix = rows.mixes + r * dim + i;
-      _mm512_storeu_ps(mix, _mm512_mul_ps(_mm512_loadu_ps(mix), shrunk));
+      _mm512_store_ps(mix, _mm512_mul_ps(_mm512_load_ps(mix), shrunk));
     }
   }
-  rows.totals[r] += _mm512_reduce_add_ps(total);
+  const __m512 one = _mm512_set1_ps(rows.most[r]);
+  __m512 total = _mm512_load_ps(totals);
+#pragma GCC unroll 8
+  for (int v = 0; v < STEP / 16; ++v) {
+    const __m512 weight = power_of_two(_mm512_sub_ps(scores[v], one));
+    total = _mm512_add_ps(total, weight);
+    _mm256_store_si256((__m256i*)(weights + v * 16), narrowed(weight));
+  }
+  _mm512_store_ps(totals, total);
 }
 
 void mix_step(const Rows& rows, const Operands& operands, int64_t head, int64_t token) {
@@ -276,7 +281,7 @@ void attend_rows(const float* q, const ChunkShape& shape, const Operands& operan
   }
   for (int64_t r = 0; r < count; ++r) {
     float* to = out + (shape.token_of(first + r) * shape.heads + shape.head_of(kv_head, first + r)) * dim;
-    const Floats total = (Floats)_mm512_set1_ps(rows.totals[r]);
+    const Floats total = (Floats)_mm512_set1_ps(_mm512_reduce_add_ps(_mm512_load_ps(rows.totals + r * 16)));
     for (int64_t i = 0; i < dim; i += 16) store(to + i, load<Floats>(rows.mixes + r * dim + i) / total);
   }
 }
