@@ -15,6 +15,7 @@ from hpu_engine.config import EngineConfig
 from hpu_engine.contract import FailureReason
 from hpu_engine.device.native import build
 from hpu_engine.rank import StartUpError
+from hpu_engine.settings import load_settings
 from tests.engine.direct import open_quietly
 from tests.models.tiny import tiny
 
@@ -121,6 +122,12 @@ def test_compile_and_torch_s_kernels_exclude_each_other() -> None:
     with pytest.raises(StartUpError, match=r"--compile builds .*, and --kernels torch forbids them") as refused:
         kernels(compile=True, kernels="torch")
     assert refused.value.reason is FailureReason.USAGE
+
+
+def test_the_setting_reaches_the_workers() -> None:
+    given: list[dict[str, str]] = [{}, {"kernels": "torch"}]
+    reached = [load_settings({"model": "m", **more}).engine_config().kernels for more in given]
+    assert reached == ["auto", "torch"]
 
 
 def run_builder(folder: Path, path: str) -> subprocess.CompletedProcess[str]:

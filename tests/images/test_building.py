@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.images import base
-from tests.images.build import Bases, Image, build, recorded
+from tests.images.build import ROOT, Bases, Image, build, recorded, sources, tag
 from tests.images.buildah import Buildah
 from tests.images.errors import StepFailed, UnknownImage
 from tests.images.layout import Layout
@@ -56,6 +56,18 @@ def test_a_change_of_code_makes_one_small_layer(own: Store, checkout: Path) -> N
     assert layers(own, after)[-1] != layers_before[-1]
     # Whoever asked for the one before may still read it.
     assert Layout(own.layout).is_whole(before.digest)
+
+
+def test_kernels_that_were_built_ahead_are_in_the_name_of_the_cpu_image_alone(tmp_path: Path) -> None:
+    def names(target: str) -> set[str]:
+        return {
+            tag(ROOT, target, Bases(), library) for library in (None, tmp_path / "kernels-1.so", tmp_path / "other")
+        }
+
+    (tmp_path / "kernels-1.so").write_text("one")
+    (tmp_path / "other").write_text("another")
+    assert (len(names("engine-cpu")), len(names("operator"))) == (3, 1)
+    assert not [path for path in sources(ROOT, "operator") if path.suffix == ".so"]
 
 
 class _EmptyIndex(http.server.BaseHTTPRequestHandler):
