@@ -83,6 +83,7 @@ def missing(node: bool) -> list[Missing]:
         return found
     commands = {
         "cc": "a C compiler",
+        "g++": "a C++ compiler",
         "buildah": "buildah",
         "busybox": "a static busybox",
         "conntrack": "conntrack",

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,9 @@ from tests.images.scratch import scratch
 from tests.images.store import Store
 
 ISOLATED = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
+LISTINGS = 10
+LISTING_PAUSE_SECONDS = 0.2
+_HAS_GONE = re.compile(r"Error: (locating item named|.*: image not known|.*: layer not known)")
 # What buildah remembers about layers has a fixed place; without it every push would compress all layers again.
 _OWN_MEMORY = 'mkdir -p "$0" /var/lib/containers && mount --bind "$0" /var/lib/containers && exec "$@"'
 
@@ -66,7 +71,20 @@ class Buildah:
 
     def has(self, reference: str) -> bool:
         """Whether an image of this name is in the storage."""
-        return reference in self.run("listing images", "images", "--format", "{{.Name}}:{{.Tag}}").split()
+        return reference in self.images("--format", "{{.Name}}:{{.Tag}}").split()
+
+    def images(self, *arguments: str) -> str:
+        """What `buildah images` prints. It lists first and reads then: an image that goes in between, as those of a
+        build's steps do, fails it. So it is asked again, a few times.
+        """
+        for _ in range(LISTINGS - 1):
+            try:
+                return self.run("listing images", "images", *arguments)
+            except StepFailed as failed:
+                if not _HAS_GONE.search(str(failed)):
+                    raise
+                time.sleep(LISTING_PAUSE_SECONDS)
+        return self.run("listing images", "images", *arguments)
 
     def run(self, what: str, *arguments: str | Path, cwd: Path | None = None) -> str:
         """Standard output; the rest goes to the store's log. Raises StepFailed with the last lines."""

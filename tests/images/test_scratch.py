@@ -13,6 +13,7 @@ import pytest
 
 from tests.images.build import ROOT
 from tests.images.buildah import Buildah
+from tests.images.errors import StepFailed
 from tests.images.scratch import scratch
 from tests.images.store import Store
 
@@ -88,6 +89,26 @@ def test_the_child_of_a_killed_process_keeps_the_folder_as_long_as_it_lives(tmp_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="building images needs root: it makes mounts")
+def test_a_listing_that_met_an_image_on_its_way_out_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = 'Error: locating item named "manifest" for image with ID "65ba" (consider removing it): no such file'
+    said: list[str | StepFailed] = [StepFailed(f"listing images failed (exit 125):\n    {gone}", "see the log")] * 2
+    monkeypatch.setattr(Buildah, "run", lambda *_: answer(said.pop(0)))
+    monkeypatch.setattr("tests.images.buildah.LISTING_PAUSE_SECONDS", 0)
+    said.append("localhost/one:1")
+    assert Buildah(Store(tmp_path), tmp_path).has("localhost/one:1")
+    said.append(StepFailed("listing images failed (exit 125):\n    Error: no space left on device", "see the log"))
+    with pytest.raises(StepFailed, match="no space left"):
+        Buildah(Store(tmp_path), tmp_path).images()
+
+
+def answer(what: str | StepFailed) -> str:
+    if isinstance(what, StepFailed):
+        raise what
+    return what
+
+
 def test_a_build_goes_on_while_others_call_buildah(tmp_path: Path) -> None:
     """Images of one program in a store of their own, built by two processes while this one lists what there is."""
     busybox = shutil.which("busybox")
@@ -111,7 +132,7 @@ def test_a_build_goes_on_while_others_call_buildah(tmp_path: Path) -> None:
     buildah = Buildah.on(store)
     calls = 0
     while any(builder.poll() is None for builder in builders):
-        buildah.run("listing images", "images")
+        buildah.images()
         calls += 1
     said = [builder.communicate()[0] for builder in builders]
     assert [builder.returncode for builder in builders] == [0, 0], said

@@ -10,8 +10,10 @@ namespace {
 
 using namespace hpu;
 
-// Of `width` elements each, or as many as cost so much: what is worth a second thread.
-inline int64_t rows_at_once(int64_t width) { return std::max<int64_t>(1, 64 * 1024 / width); }
+// What is worth a second thread: rows of `width` elements, or as many as cost so much.
+inline int64_t rows_at_once(int64_t width, int64_t rows, int threads) {
+  return std::max<int64_t>(64 * 1024 / width, row_grain(rows, threads));
+}
 
 // Mean of squares, summed in lanes and then over the lanes in order.
 inline float inverse_rms(const float* x, int64_t width, float eps) {
@@ -59,7 +61,7 @@ extern "C" {
 // sum = x + delta where delta is given; out = rms_norm(sum) * weight.
 void hpu_add_norm(const float* x, const float* delta, const float* weight, float eps, int64_t rows, int64_t width,
                   float* sum, float* out, int threads) {
-  share_out(threads, rows, rows_at_once(width), [&](int64_t first, int64_t last) {
+  share_out(threads, rows, rows_at_once(width, rows, threads), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       const float* own = x + row * width;
       if (delta) {
@@ -75,7 +77,7 @@ void hpu_add_norm(const float* x, const float* delta, const float* weight, float
 
 // gate_up [rows, 2 * width], gate first: out = gate / (1 + exp(-gate)) * up.
 void hpu_silu_mul(const float* gate_up, int64_t rows, int64_t width, float* out, int threads) {
-  share_out(threads, rows, rows_at_once(4 * width), [&](int64_t first, int64_t last) {
+  share_out(threads, rows, rows_at_once(4 * width, rows, threads), [&](int64_t first, int64_t last) {
     for (int64_t row = first; row < last; ++row) {
       const float* gate = gate_up + row * 2 * width;
       const float* up = gate + width;
@@ -97,7 +99,7 @@ void hpu_silu_mul(const float* gate_up, int64_t rows, int64_t width, float* out,
 void hpu_rotate(const float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, const float* cos,
                 const float* sin, int interleaved, const float* q_norm, const float* k_norm, float eps, float* q,
                 float* keys, int threads) {
-  share_out(threads, tokens, rows_at_once(2 * (heads + kv_heads) * dim), [&](int64_t first, int64_t last) {
+  share_out(threads, tokens, rows_at_once(2 * (heads + kv_heads) * dim, tokens, threads), [&](int64_t first, int64_t last) {
     for (int64_t token = first; token < last; ++token) {
       std::vector<float> normed(q_norm || k_norm ? dim : 0);
       const Turn turn{dim, cos + token * dim, sin + token * dim, interleaved};

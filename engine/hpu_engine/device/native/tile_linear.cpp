@@ -32,6 +32,9 @@ struct Operand {
   uint16_t* tiles;
   int64_t rows, depth;
 
+  // Rows from `first` on, a multiple of 16.
+  Operand part(int64_t first, int64_t count) const { return {of(first), count, depth}; }
+
   uint16_t* of(int64_t row) const { return tiles + row * depth; }
   uint16_t* at(int64_t row, int64_t k) const {
     return tiles + row / ROWS * ROWS * depth + k / DEPTH * TILE + row % ROWS * DEPTH + k % DEPTH;
@@ -159,21 +162,51 @@ void put_gated(const Operand& x, const Panels& gate_up, int64_t column, const Op
   }
 }
 
-// `row_of(slot)` is the row of x [.., width] that comes to a slot, negative: zeros.
+// Slots `first` to `last`, up to a whole tile; `row_of(slot)` is the row of x [.., width] that comes to one, negative:
+// zeros.
 template <typename RowOf>
-void narrow_rows(int threads, const float* x, int64_t width, const Operand& to, RowOf&& row_of) {
-  share_out(threads, up_to(to.rows, ROWS), std::max<int64_t>(ROWS, 64 * 1024 / to.depth),
-            [&](int64_t first, int64_t last) {
-              for (int64_t slot = first; slot < last; ++slot) {
-                const int64_t row = row_of(slot);
-                for (int64_t k = 0; k < to.depth; k += DEPTH)
-                  if (row < 0)
-                    std::memset(to.at(slot, k), 0, DEPTH * 2);
-                  else
-                    narrow_row(x + row * width + k, width - k, 1.0f, to.at(slot, k), DEPTH);
-              }
-            });
+void narrow_rows(const float* x, int64_t width, const Operand& to, int64_t first, int64_t last, RowOf&& row_of) {
+  for (int64_t slot = first; slot < up_to(last, ROWS); ++slot) {
+    const int64_t row = row_of(slot);
+    for (int64_t k = 0; k < to.depth; k += DEPTH)
+      if (row < 0)
+        std::memset(to.at(slot, k), 0, DEPTH * 2);
+      else
+        narrow_row(x + row * width + k, width - k, 1.0f, to.at(slot, k), DEPTH);
+  }
 }
+
+// Many rows are shared out as such: a thread reads what it has written itself, and multiplies it by all of a weight.
+// Few wait for the weight, so that is shared out.
+constexpr int64_t MANY = 64;  // rows of each thread
+constexpr int64_t MOST = 256;
+
+inline bool are_many(int64_t rows, int threads) { return rows >= MANY * threads; }
+
+inline int64_t rows_of_piece(int64_t rows, int threads) { return std::min(MOST, row_grain(rows, threads)); }
+
+// Calls `piece(first, last)` for columns [n] of a product, 32 at a time, with tiles.
+template <typename Piece>
+void share_columns(int threads, int64_t n, Piece&& piece) {
+  const int64_t pairs = (n + 31) / 32;
+  share_out(threads, pairs, grain_of(pairs, threads), [&](int64_t first, int64_t last) {
+    const Tiles tiles;
+    piece(first * 32, last * 32);
+  });
+}
+
+struct Mlp {
+  Panels gate_up, down;
+  int64_t hidden;
+
+  void put_middle(const Operand& x, const Operand& middle, int64_t first, int64_t last) const {
+    for (int64_t column = first; column < last; column += 32) put_gated(x, gate_up, column, middle);
+  }
+  void put(const Operand& middle, float* y, int64_t first, int64_t last) const {
+    for (int64_t column = first; column < last; column += 32)
+      put_columns(middle, down, nullptr, hidden, column, y);
+  }
+};
 
 // Rows sorted by expert. An expert's rows begin with a tile; behind its last one come slots without a row.
 struct Sorted {
@@ -185,9 +218,10 @@ struct Sorted {
   // Of each row, in ascending order of expert: which slots have its results, and what they weigh; a slot of -1: none.
   std::vector<int64_t> slots;
   std::vector<float> weights;
+  int64_t top_k;
 
   Sorted(const int64_t* ids, const float* own_weights, int64_t rows, int64_t top_k, int64_t experts)
-      : slots(rows * top_k, -1), weights(rows * top_k) {
+      : slots(rows * top_k, -1), weights(rows * top_k), top_k(top_k) {
     std::vector<int64_t> next(experts, 0);
     for (int64_t i = 0; i < rows * top_k; ++i)
       if (ids[i] >= 0 && ids[i] < experts) ++next[ids[i]];
@@ -211,6 +245,24 @@ struct Sorted {
         slots[row * top_k + place] = slot;
         weights[row * top_k + place] = own_weights[order[place]];
       }
+    }
+  }
+
+  // The parts in pieces of at most `most` rows, a multiple of 16.
+  std::vector<Part> cut(int64_t most) const {
+    std::vector<Part> pieces;
+    for (const Part& part : parts)
+      for (int64_t row = 0; row < part.rows; row += most)
+        pieces.push_back({part.expert, part.first + row, std::min(most, part.rows - row)});
+    return pieces;
+  }
+
+  // Of all slots' `results` [slots, hidden] those of one row, weighted.
+  void add_up(int64_t row, const float* results, int64_t hidden, float* to) const {
+    std::fill(to, to + hidden, 0.0f);
+    for (int64_t place = row * top_k; place < (row + 1) * top_k && slots[place] >= 0; ++place) {
+      const float *from = results + slots[place] * hidden, weight = weights[place];
+      for (int64_t i = 0; i < hidden; ++i) to[i] += from[i] * weight;
     }
   }
 };
@@ -239,32 +291,46 @@ void hpu_pack_tiles(const uint16_t* weight, int64_t n, int64_t depth, uint16_t* 
 
 void hpu_linear_tiles(const float* x, int64_t rows, const uint16_t* weight, const float* bias, int64_t n,
                       int64_t depth, float* y, int threads) {
-  const int64_t padded = up_to(depth, DEPTH), pairs = (n + 31) / 32;
+  const int64_t padded = up_to(depth, DEPTH);
   const Operand narrow{scratch.of(up_to(rows, ROWS) * padded), rows, padded};
-  narrow_rows(threads, x, depth, narrow, [&](int64_t slot) { return slot < rows ? slot : -1; });
-  share_out(threads, pairs, grain_of(pairs, threads), [&](int64_t first, int64_t last) {
-    const Tiles tiles;
-    for (int64_t pair = first; pair < last; ++pair)
-      put_columns(narrow, Panels{weight, padded}, bias, n, pair * 32, y);
+  const Panels panels{weight, padded};
+  const auto row_of = [&](int64_t slot) { return slot < rows ? slot : -1; };
+  if (are_many(rows, threads)) {
+    share_out(threads, rows, rows_of_piece(rows, threads), [&](int64_t first, int64_t last) {
+      const Tiles tiles;
+      narrow_rows(x, depth, narrow, first, last, row_of);
+      for (int64_t column = 0; column < n; column += 32)
+        put_columns(narrow.part(first, last - first), panels, bias, n, column, y + first * n);
+    });
+    return;
+  }
+  narrow_rows(x, depth, narrow, 0, rows, row_of);
+  share_columns(threads, n, [&](int64_t first, int64_t last) {
+    for (int64_t column = first; column < last; column += 32) put_columns(narrow, panels, bias, n, column, y);
   });
 }
 
 // x, y [rows, hidden]; gate_up [2 * width, hidden], gates first, and down [hidden, width] packed, width a multiple of 32.
 void hpu_mlp_tiles(const float* x, int64_t rows, const uint16_t* gate_up, const uint16_t* down, int64_t hidden,
                    int64_t width, float* y, int threads) {
-  const int64_t padded = up_to(hidden, DEPTH), all_rows = up_to(rows, ROWS), pairs = (hidden + 31) / 32;
+  const int64_t padded = up_to(hidden, DEPTH), all_rows = up_to(rows, ROWS);
   const Operand narrow{scratch.of(all_rows * (padded + width)), rows, padded};
   const Operand middle{narrow.tiles + all_rows * padded, rows, width};
-  narrow_rows(threads, x, hidden, narrow, [&](int64_t slot) { return slot < rows ? slot : -1; });
-  share_out(threads, width / 32, grain_of(width / 32, threads), [&](int64_t first, int64_t last) {
-    const Tiles tiles;
-    for (int64_t item = first; item < last; ++item) put_gated(narrow, Panels{gate_up, padded}, item * 32, middle);
-  });
-  share_out(threads, pairs, grain_of(pairs, threads), [&](int64_t first, int64_t last) {
-    const Tiles tiles;
-    for (int64_t pair = first; pair < last; ++pair)
-      put_columns(middle, Panels{down, width}, nullptr, hidden, pair * 32, y);
-  });
+  const Mlp mlp{{gate_up, padded}, {down, width}, hidden};
+  const auto row_of = [&](int64_t slot) { return slot < rows ? slot : -1; };
+  if (are_many(rows, threads)) {
+    share_out(threads, rows, rows_of_piece(rows, threads), [&](int64_t first, int64_t last) {
+      const Tiles tiles;
+      const Operand own = middle.part(first, last - first);
+      narrow_rows(x, hidden, narrow, first, last, row_of);
+      mlp.put_middle(narrow.part(first, last - first), own, 0, width);
+      mlp.put(own, y + first * hidden, 0, hidden);
+    });
+    return;
+  }
+  narrow_rows(x, hidden, narrow, 0, rows, row_of);
+  share_columns(threads, width, [&](int64_t first, int64_t last) { mlp.put_middle(narrow, middle, first, last); });
+  share_columns(threads, hidden, [&](int64_t first, int64_t last) { mlp.put(middle, y, first, last); });
 }
 
 // The same for experts [experts], each with weights of its own: to y [rows, hidden] comes the sum of the results of a
@@ -273,40 +339,48 @@ void hpu_experts_tiles(const float* x, int64_t rows, const int64_t* ids, const f
                        const uint16_t* const* gate_up, const uint16_t* const* down, int64_t experts, int64_t hidden,
                        int64_t width, float* y, int threads) {
   const Sorted sorted(ids, weights, rows, top_k, experts);
-  const int64_t slots = sorted.row_of.size(), padded = up_to(hidden, DEPTH), parts = sorted.parts.size();
+  const int64_t slots = sorted.row_of.size(), padded = up_to(hidden, DEPTH);
   uint16_t* memory = scratch.of(slots * (padded + width + 2 * padded));
   const Operand narrow{memory, slots, padded}, middle{memory + slots * padded, slots, width};
   float* results = reinterpret_cast<float*>(middle.tiles + slots * width);
-  const auto of = [](const Operand& all, const Sorted::Part& part) {
-    return Operand{all.of(part.first), part.rows, all.depth};
-  };
-  narrow_rows(threads, x, hidden, narrow, [&](int64_t slot) { return sorted.row_of[slot]; });
-  const int64_t items = width / 32, pairs = (hidden + 31) / 32;
-  share_out(threads, parts * items, grain_of(parts * items, threads), [&](int64_t first, int64_t last) {
-    const Tiles tiles;
-    for (int64_t item = first; item < last; ++item) {
-      const Sorted::Part& part = sorted.parts[item / items];
-      put_gated(of(narrow, part), Panels{gate_up[part.expert], padded}, item % items * 32, of(middle, part));
-    }
-  });
-  share_out(threads, parts * pairs, grain_of(parts * pairs, threads), [&](int64_t first, int64_t last) {
-    const Tiles tiles;
-    for (int64_t item = first; item < last; ++item) {
-      const Sorted::Part& part = sorted.parts[item / pairs];
-      put_columns(of(middle, part), Panels{down[part.expert], width}, nullptr, hidden, item % pairs * 32,
-                  results + part.first * hidden);
-    }
-  });
-  share_out(threads, rows, std::max<int64_t>(1, 16 * 1024 / hidden), [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      float* to = y + row * hidden;
-      std::fill(to, to + hidden, 0.0f);
-      for (int64_t place = row * top_k; place < (row + 1) * top_k && sorted.slots[place] >= 0; ++place) {
-        const float *from = results + sorted.slots[place] * hidden, weight = sorted.weights[place];
-        for (int64_t i = 0; i < hidden; ++i) to[i] += from[i] * weight;
+  const auto row_of = [&](int64_t slot) { return sorted.row_of[slot]; };
+  const auto mlp_of = [&](int64_t expert) { return Mlp{{gate_up[expert], padded}, {down[expert], width}, hidden}; };
+  if (are_many(slots, threads)) {
+    const std::vector<Sorted::Part> pieces = sorted.cut(MANY * 2);
+    share_out(threads, pieces.size(), 1, [&](int64_t first, int64_t last) {
+      const Tiles tiles;
+      for (int64_t number = first; number < last; ++number) {
+        const Sorted::Part& piece = pieces[number];
+        const Mlp mlp = mlp_of(piece.expert);
+        const Operand own = middle.part(piece.first, piece.rows);
+        narrow_rows(x, hidden, narrow, piece.first, piece.first + piece.rows, row_of);
+        mlp.put_middle(narrow.part(piece.first, piece.rows), own, 0, width);
+        mlp.put(own, results + piece.first * hidden, 0, hidden);
       }
-    }
-  });
+    });
+  } else {
+    narrow_rows(x, hidden, narrow, 0, slots, row_of);
+    const int64_t all_middles = sorted.parts.size() * width, all_columns = sorted.parts.size() * padded;
+    share_columns(threads, all_middles, [&](int64_t first, int64_t last) {
+      for (int64_t at = first; at < last; at += 32) {
+        const Sorted::Part& part = sorted.parts[at / width];
+        const int64_t column = at % width;
+        mlp_of(part.expert).put_middle(narrow.part(part.first, part.rows), middle.part(part.first, part.rows), column,
+                                       column + 32);
+      }
+    });
+    share_columns(threads, all_columns, [&](int64_t first, int64_t last) {
+      for (int64_t at = first; at < last; at += 32) {
+        const Sorted::Part& part = sorted.parts[at / padded];
+        const int64_t column = at % padded;
+        mlp_of(part.expert).put(middle.part(part.first, part.rows), results + part.first * hidden, column, column + 32);
+      }
+    });
+  }
+  share_out(threads, rows, std::max<int64_t>(16 * 1024 / hidden, row_grain(rows, threads)),
+            [&](int64_t first, int64_t last) {
+              for (int64_t row = first; row < last; ++row) sorted.add_up(row, results, hidden, y + row * hidden);
+            });
 }
 }
 
