@@ -1,4 +1,4 @@
-"""A step with one core taken by somebody else: `python -m tests.engine.neighbour [MODEL] [--compile] [--rows 32]`.
+"""A step with one core taken by somebody else: `python -m tests.engine.neighbour [MODEL] [--kernels torch] [--rows 32]`.
 
 Alternates decode steps on a quiet machine with steps beside a busy process of this script, and prints medians of wall
 time and their ratio: at most 1.5 for one row and 2.5 for many are asked for. Only a machine with nothing else to do
@@ -47,6 +47,7 @@ def wall_milliseconds(run: Callable[[], object], count: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default=None)
+    parser.add_argument("--kernels", choices=["auto", "torch"], default="auto")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ASKED))
     parser.add_argument("--context", type=int, default=200)
@@ -61,7 +62,8 @@ def main() -> None:
     from tests.models.smollm2 import smollm2
 
     blocks = max(chosen.rows) * (chosen.context // 128 + 2)
-    config = EngineConfig(model=chosen.model or str(smollm2()), num_kv_blocks=blocks, compile=chosen.compile)
+    model = chosen.model or str(smollm2())
+    config = EngineConfig(model=model, num_kv_blocks=blocks, kernels=chosen.kernels, compile=chosen.compile)
     rank = open_rank(config, lambda _: None)
     print(f"{torch.get_num_threads()} threads, load before the start {os.getloadavg()[0]:.1f}")
     with torch.inference_mode():

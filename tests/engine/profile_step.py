@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as a worker sets it
 
 import torch
 
@@ -163,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default=None)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--kernels", choices=["auto", "torch"], default="auto")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--exact", action="store_true")
     parser.add_argument("--rows", type=int, default=32)
@@ -175,6 +177,7 @@ def main() -> None:
         dtype=chosen.dtype,
         num_kv_blocks=most * (chosen.context // 128 + 2),
         max_num_seqs=most,
+        kernels=chosen.kernels,
         compile=chosen.compile,
         exact=chosen.exact,
     )

@@ -56,7 +56,7 @@ class Ahead {
  public:
   Ahead(const Pair& pair, int64_t depth, int64_t row, int64_t rows) {
     const int64_t blocks = (rows + 2 * ROWS - 1) / (2 * ROWS);
-    // With a single block of rows the product itself waits for the panels, and this would only be in the way.
+    // A single block of rows waits for its own panels: this would only be in the way.
     lines_ = blocks > 1 ? (16 + blocks - 1) / blocks : 0;
     const int64_t first = row / (2 * ROWS) * lines_ * (depth / DEPTH) * 64;
     left_ = reinterpret_cast<const char*>(pair.next_left) + first;
@@ -102,6 +102,12 @@ void multiply_flat(const uint16_t* rows, const Pair& pair, int64_t depth, Sums& 
   _tile_zero(0);
   _tile_zero(1);
   for (int64_t k = 0; k < depth; k += DEPTH) {
+    // So few rows wait for memory, and its own look-ahead ends with every page. Measured: 4 tiles ahead 3 % of a step
+    // of one row, 8 ahead 1 %, 16 ahead -3 %.
+    for (int64_t line = 0; line < TILE; line += 32) {
+      _mm_prefetch(pair.left + k * ROWS + 4 * TILE + line, _MM_HINT_T0);
+      _mm_prefetch(pair.right + k * ROWS + 4 * TILE + line, _MM_HINT_T0);
+    }
     _tile_loadd(4, rows + k * ROWS, 64);
     _tile_loadd(6, pair.left + k * ROWS, 64);
     _tile_dpbf16ps(0, 4, 6);
