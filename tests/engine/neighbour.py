@@ -1,4 +1,4 @@
-"""A step with one core taken by somebody else: `python -m tests.engine.neighbour [MODEL] [--kernels torch] [--rows 32]`.
+"""A step with one core taken by somebody else: `python -m tests.engine.neighbour [MODEL] [--rows 32]`.
 
 Alternates decode steps on a quiet machine with steps beside a busy process of this script, and prints medians of wall
 time and their ratio: at most 1.5 for one row and 2.5 for many are asked for. Only a machine with nothing else to do
