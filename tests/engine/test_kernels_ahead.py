@@ -67,15 +67,17 @@ def test_torch_computes_what_is_asked_of_it_and_what_tiles_are_not_made_for(aske
     assert kernels(**asked) == "torch"
 
 
-def test_a_library_of_other_sources_is_not_found(
-    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_library_of_other_sources_is_not_used_and_that_is_said(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for source in (*BUILDER.parent.glob("*.cpp"), *BUILDER.parent.glob("*.h"), library):
         shutil.copy(source, tmp_path)
     monkeypatch.setattr(build, "_HERE", tmp_path)
     assert kernels() == "tiles"
+    assert "built ahead" not in capsys.readouterr().err
     (tmp_path / "linear.cpp").write_text("int changed;")
     assert kernels() == "torch"
+    assert f"{library.name} was built ahead of other sources" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lacking", ["amx_tile", "amx_bf16", "avx512_fp16", "avx512_vnni", "fma", "bmi2"])

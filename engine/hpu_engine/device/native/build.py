@@ -91,7 +91,11 @@ def load_ahead(warn: Warn) -> ctypes.CDLL | None:
     """The library that was built ahead; None without one, or on a processor that lacks what it may use."""
     path = ahead_path()
     # Before it is loaded: a library may compute as soon as that.
-    if not path.exists() or AHEAD_NEEDS - _instruction_sets():
+    if AHEAD_NEEDS - _instruction_sets():
+        return None
+    if not path.exists():
+        if others := sorted(file.name for file in _HERE.glob("kernels-*.so")):
+            warn(f"{others[-1]} was built ahead of other sources, torch's kernels are used; `make setup` builds anew")
         return None
     try:
         return ctypes.CDLL(str(path))

@@ -19,7 +19,10 @@ inline int64_t grain_of(int64_t items, int threads, int64_t multiple = 1) {
 
 // Rows of one piece where every thread gets one: what a thread has computed it finds in its own caches when the next
 // operation cuts its rows alike. A multiple of the 16 rows of a tile.
-inline int64_t row_grain(int64_t rows, int threads) { return std::max<int64_t>(1, (rows + threads * 16 - 1) / (threads * 16)) * 16; }
+inline int64_t row_grain(int64_t rows, int threads) {
+  const int64_t tiles = (rows + threads * 16 - 1) / (threads * 16);
+  return std::max<int64_t>(1, tiles) * 16;
+}
 
 // Calls `piece(context, first, last)` for pieces of `items` of at most `grain`, by up to `threads` threads.
 void share_out(int threads, int64_t items, int64_t grain, void (*piece)(void*, int64_t, int64_t), void* context);

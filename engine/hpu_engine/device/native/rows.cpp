@@ -99,7 +99,8 @@ void hpu_silu_mul(const float* gate_up, int64_t rows, int64_t width, float* out,
 void hpu_rotate(const float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t dim, const float* cos,
                 const float* sin, int interleaved, const float* q_norm, const float* k_norm, float eps, float* q,
                 float* keys, int threads) {
-  share_out(threads, tokens, rows_at_once(2 * (heads + kv_heads) * dim, tokens, threads), [&](int64_t first, int64_t last) {
+  const int64_t grain = rows_at_once(2 * (heads + kv_heads) * dim, tokens, threads);
+  share_out(threads, tokens, grain, [&](int64_t first, int64_t last) {
     for (int64_t token = first; token < last; ++token) {
       std::vector<float> normed(q_norm || k_norm ? dim : 0);
       const Turn turn{dim, cos + token * dim, sin + token * dim, interleaved};

@@ -75,7 +75,10 @@ class Ahead {
   const char *left_, *right_;
 };
 
-void multiply_tall(const uint16_t* upper, const Pair& pair, int64_t depth, Ahead ahead, Sums& sums) {
+// `between` is called once for every 32 elements of depth.
+template <typename Between>
+inline void multiply_tall(const uint16_t* upper, const Pair& pair, int64_t depth, Ahead ahead, Between&& between,
+                          Sums& sums) {
   const uint16_t *lower = upper + ROWS * depth, *left = pair.left, *right = pair.right;
   _tile_zero(0);
   _tile_zero(1);
@@ -91,6 +94,7 @@ void multiply_tall(const uint16_t* upper, const Pair& pair, int64_t depth, Ahead
     _tile_loadd(5, lower + k * ROWS, 64);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
+    between();
   }
   _tile_stored(0, sums.left, 64);
   _tile_stored(1, sums.right, 64);
@@ -118,18 +122,30 @@ void multiply_flat(const uint16_t* rows, const Pair& pair, int64_t depth, Sums& 
   _tile_stored(1, sums.right, 64);
 }
 
-// Calls `put(row, count, sums)` with the product of each 32 rows with two panels.
+// Calls `put(row, left, right)` with each row of the product of x with two panels, 16 sums with each. While 32 rows are
+// multiplied those before are put: tiles and vectors are units of their own.
 template <typename Put>
 inline void multiply(const Operand& x, const Pair& pair, Put&& put) {
-  Sums sums;
+  Sums sums[2];
+  const Sums* done = nullptr;
+  int64_t first = 0, next = 0, last = 0;
+  const auto put_some = [&](int64_t count) {
+    for (; count > 0 && next < last; --count, ++next)
+      put(next, done->left + (next - first) * 16, done->right + (next - first) * 16);
+  };
   for (int64_t row = 0; row < x.rows; row += 2 * ROWS) {
     const int64_t count = std::min(2 * ROWS, x.rows - row);
+    Sums& own = sums[row / (2 * ROWS) % 2];
     if (count > ROWS)
-      multiply_tall(x.of(row), pair, x.depth, Ahead(pair, x.depth, row, x.rows), sums);
+      multiply_tall(x.of(row), pair, x.depth, Ahead(pair, x.depth, row, x.rows), [&] { put_some(2); }, own);
     else
-      multiply_flat(x.of(row), pair, x.depth, sums);
-    put(row, count, sums);
+      multiply_flat(x.of(row), pair, x.depth, own);
+    put_some(2 * ROWS);
+    done = &own;
+    first = next = row;
+    last = row + count;
   }
+  put_some(2 * ROWS);
 }
 
 // y [rows, n] from `column` on, 32 columns.
@@ -139,12 +155,10 @@ void put_columns(const Operand& x, const Panels& panels, const float* bias, int6
   const __m512 left = bias ? _mm512_maskz_loadu_ps(wanted[0], bias + column) : zero;
   const __m512 right = bias ? _mm512_maskz_loadu_ps(wanted[1], bias + column + 16) : zero;
   const Pair pair{panels.of(column), panels.of(column + 16), panels.of(column + 32), panels.of(column + 48)};
-  multiply(x, pair, [&](int64_t row, int64_t count, const Sums& sums) {
-    for (int64_t r = 0; r < count; ++r) {
-      float* to = y + (row + r) * n + column;
-      _mm512_mask_storeu_ps(to, wanted[0], _mm512_add_ps(_mm512_load_ps(sums.left + r * 16), left));
-      _mm512_mask_storeu_ps(to + 16, wanted[1], _mm512_add_ps(_mm512_load_ps(sums.right + r * 16), right));
-    }
+  multiply(x, pair, [&](int64_t row, const float* left_sums, const float* right_sums) {
+    float* to = y + row * n + column;
+    _mm512_mask_storeu_ps(to, wanted[0], _mm512_add_ps(_mm512_load_ps(left_sums), left));
+    _mm512_mask_storeu_ps(to + 16, wanted[1], _mm512_add_ps(_mm512_load_ps(right_sums), right));
   });
 }
 
@@ -160,10 +174,8 @@ void put_gated(const Operand& x, const Panels& gate_up, int64_t column, const Op
   for (int64_t half = column; half < column + 32; half += 16) {
     const int64_t other = middle.depth + half;
     const Pair pair{gate_up.of(half), gate_up.of(other), gate_up.of(half + 16), gate_up.of(other + 16)};
-    multiply(x, pair, [&](int64_t row, int64_t count, const Sums& sums) {
-      for (int64_t r = 0; r < count; ++r)
-        _mm256_store_si256((__m256i*)middle.at(row + r, half),
-                           gated(_mm512_load_ps(sums.left + r * 16), _mm512_load_ps(sums.right + r * 16)));
+    multiply(x, pair, [&](int64_t row, const float* gates, const float* ups) {
+      _mm256_store_si256((__m256i*)middle.at(row, half), gated(_mm512_load_ps(gates), _mm512_load_ps(ups)));
     });
   }
 }
@@ -254,12 +266,15 @@ struct Sorted {
     }
   }
 
-  // The parts in pieces of at most `most` rows, a multiple of 16.
-  std::vector<Part> cut(int64_t most) const {
+  // The parts, large ones in even pieces of about `wanted` rows: a small rest would cost a whole pass over the weights.
+  std::vector<Part> cut(int64_t wanted) const {
     std::vector<Part> pieces;
-    for (const Part& part : parts)
+    for (const Part& part : parts) {
+      const int64_t count = std::max<int64_t>(1, (part.rows + wanted / 2) / wanted);
+      const int64_t most = up_to((part.rows + count - 1) / count, ROWS);
       for (int64_t row = 0; row < part.rows; row += most)
         pieces.push_back({part.expert, part.first + row, std::min(most, part.rows - row)});
+    }
     return pieces;
   }
 
@@ -316,7 +331,7 @@ void hpu_linear_tiles(const float* x, int64_t rows, const uint16_t* weight, cons
   });
 }
 
-// x, y [rows, hidden]; gate_up [2 * width, hidden], gates first, and down [hidden, width] packed, width a multiple of 32.
+// x, y [rows, hidden]; packed gate_up [2 * width, hidden], gates first, and down [hidden, width]; 32 divides width.
 void hpu_mlp_tiles(const float* x, int64_t rows, const uint16_t* gate_up, const uint16_t* down, int64_t hidden,
                    int64_t width, float* y, int threads) {
   const int64_t padded = up_to(hidden, DEPTH), all_rows = up_to(rows, ROWS);
