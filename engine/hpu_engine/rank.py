@@ -235,7 +235,7 @@ def _suits_tiles(config: EngineConfig, description: ModelDescription) -> bool:
     # What is exact, and what is padded, has its attention from torch, in one type with the linears.
     if config.exact or config.force_buckets or _requested_dtype(config, description) != "bfloat16":
         return False
-    return description.head_dim % HEAD_MULTIPLE == 0 and takes_shapes(description.head_dim, config.block_size)
+    return takes_shapes(description.head_dim, config.block_size)
 
 
 def _kernels_of(device: Device) -> str:

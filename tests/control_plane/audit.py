@@ -59,7 +59,7 @@ class Audit:
         return found
 
 
-async def audit_once_settled(path: Path, namespace: str, *, at_most: float = 60.0) -> Audit:
+async def audit_once_settled(path: Path, namespace: str, *, at_most: float = 120.0) -> Audit:
     """An audit from a moment after which an operator has written nothing for `QUIET_SECONDS`.
 
     Raises `AssertionError` with the last writes when it never was quiet within `at_most` seconds.

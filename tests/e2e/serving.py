@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from threading import Event, Thread
 from typing import Any
 
-from hpu_operator.runtime.status_writer import PROGRESS_SECONDS
 from tests.cluster.fleet import Fleet
+from tests.control_plane.audit import QUIET_SECONDS
 from tests.demo import installation, progress
 from tests.demo.kube import Kube
 from tests.demo.progress import Object
@@ -21,8 +21,6 @@ NAME = "smollm2"
 LABEL = "serving.hpu.dev/name"
 OPERATOR = "system:serviceaccount:hpu-system:hpu-operator"
 READY_SECONDS = 480.0
-QUIET_SECONDS = PROGRESS_SECONDS + 2.0
-"""Longer than the operator holds a progress back: what it writes afterwards is news."""
 KINDS = "statefulsets,controllerrevisions,services,endpointslices,pods"
 
 

@@ -71,6 +71,29 @@ def test_what_is_not_a_pair_of_plain_linears_on_tiles_is_left_to_its_parts(tile_
         assert tile_ops.mlp(*pair) is None
         assert tile_ops.experts([fit, pair]) is None
     assert tile_ops.experts([]) is None
+    larger = linears(tile_ops, *weights(64, 64))
+    assert tile_ops.mlp(*larger) is not None
+    assert tile_ops.experts([fit, larger]) is None, "one call takes one shape"
+
+
+def test_other_types_and_strides_give_what_plain_ones_do(tile_ops: TileOps) -> None:
+    gate_up, down = weights(64, 96)
+    plain = linears(tile_ops, gate_up, down)
+    strided = linears(tile_ops, gate_up.T.contiguous().T, down.T.contiguous().T)
+    x, (ids, share) = random(20, 64, seed=5).bfloat16(), routed(20)
+    for one, other in zip(plain, strided, strict=True):
+        wide = random(20, 64 if one is plain[0] else 96, seed=6).bfloat16()
+        assert torch.equal(one(wide), other(wide.float()))
+    mlps, kernels = (
+        [tile_ops.mlp(*pair) for pair in (plain, strided)],
+        [tile_ops.experts([pair] * 5) for pair in (plain, strided)],
+    )
+    assert mlps[0] is not None
+    assert mlps[1] is not None
+    assert torch.equal(mlps[0](x), mlps[1](x.float()))
+    assert kernels[0] is not None
+    assert kernels[1] is not None
+    assert torch.equal(kernels[0](x, ids, share), kernels[1](x.float(), ids.int(), share.double()))
 
 
 def experts_of(ops: TileOps, hidden: int = 64, width: int = 96) -> tuple[ExpertKernel, ExpertKernel]:

@@ -50,9 +50,11 @@ def ensure(store: Store, buildah: Buildah, kernels: Path | None) -> str:
     if not buildah.has(reference):
         with scratch(store.scratch) as context:
             folder = context.folder / "kernels"
-            folder.mkdir(mode=0o755)
+            folder.mkdir()
+            folder.chmod(0o755)  # whatever the umask: the image's user is another
             if kernels is not None:
                 shutil.copyfile(kernels, folder / kernels.name)
+                (folder / kernels.name).chmod(0o644)
             (context.folder / "Dockerfile").write_text("FROM scratch\nCOPY kernels /kernels\n")
             buildah.run("the image of the kernels", "build", "--tag", reference, context.folder)
     note_use(store, reference)

@@ -88,7 +88,6 @@ def test_the_child_of_a_killed_process_keeps_the_folder_as_long_as_it_lives(tmp_
     assert not killed.folder.exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="building images needs root: it makes mounts")
 def test_a_listing_that_met_an_image_on_its_way_out_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +108,7 @@ def answer(what: str | StepFailed) -> str:
     return what
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="building images needs root: it makes mounts")
 def test_a_build_goes_on_while_others_call_buildah(tmp_path: Path) -> None:
     """Images of one program in a store of their own, built by two processes while this one lists what there is."""
     busybox = shutil.which("busybox")

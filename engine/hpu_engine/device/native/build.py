@@ -194,8 +194,11 @@ def main(arguments: Sequence[str]) -> int:
         if platform.machine() != "x86_64":
             folder.mkdir(parents=True, exist_ok=True)
             said = f"kernels: none are built ahead for {platform.machine()}"
+        elif (folder / ahead_path().name).exists():
+            said = f"kernels: there is {build_ahead(folder).name} already"
         else:
-            said = f"kernels: {build_ahead(folder)}"
+            print("kernels: for processors with AMX, some seconds", flush=True)  # noqa: T201
+            said = f"kernels: built {build_ahead(folder).name}"
     except (NativeBuildFailed, OSError) as error:
         print(f"kernels: not built ahead, the engine computes with torch's: {error}", file=sys.stderr)  # noqa: T201
         return 1

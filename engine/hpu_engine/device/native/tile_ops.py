@@ -28,20 +28,7 @@ _ARGUMENTS = {
     "hpu_pack_tiles": (POINTER, COUNT, COUNT, POINTER),
     "hpu_linear_tiles": (POINTER, COUNT, POINTER, POINTER, COUNT, COUNT, POINTER, FLAG),
     "hpu_mlp_tiles": (POINTER, COUNT, POINTER, POINTER, COUNT, COUNT, POINTER, FLAG),
-    "hpu_experts_tiles": (
-        POINTER,
-        COUNT,
-        POINTER,
-        POINTER,
-        COUNT,
-        POINTER,
-        POINTER,
-        COUNT,
-        COUNT,
-        COUNT,
-        POINTER,
-        FLAG,
-    ),
+    "hpu_experts_tiles": (POINTER, COUNT, *[POINTER] * 2, COUNT, *[POINTER] * 2, *[COUNT] * 3, POINTER, FLAG),
     "hpu_write_narrow": (POINTER, POINTER, *[COUNT] * 5, POINTER, POINTER, POINTER),
     "hpu_attend_singles_tiles": (*[POINTER] * 5, *[COUNT] * 6, POINTER, FLAG),
     "hpu_attend_chunk_tiles": (*[POINTER] * 4, *[COUNT] * 6, REAL, POINTER, FLAG),
@@ -67,36 +54,22 @@ class TileOps(NativeOps):
 
     def linear(self, weight: Tensor, bias: Tensor | None, *, rounds: bool = True) -> Linear:
         """`weight` [out, in] float32, `bias` [out]; activations are rounded to bfloat16 on their way in if `rounds`."""
-        narrow = weight.bfloat16()
+        narrow = weight.bfloat16().contiguous()
         if not rounds or not torch.equal(narrow.float(), weight):
             return super().linear(weight, bias)
         return TileLinear(self._library, narrow, bias)
 
     def mlp(self, gate_up: Linear, down: Linear) -> Linear | None:
         """Only of linears on tiles. What lies between them stays in the caches, rounded as `down` would round it."""
-        if not _are_halves_of_an_mlp(gate_up, down):
-            return None
-        assert isinstance(gate_up, TileLinear)
-        assert isinstance(down, TileLinear)
-        library, up, back = self._library, gate_up, down
-
-        def apply(x: Tensor) -> Tensor:
-            x = x.contiguous()
-            y = torch.empty_like(x)
-            library.hpu_mlp_tiles(
-                *(x.data_ptr(), x.shape[0], up.packed.data_ptr(), back.packed.data_ptr()),
-                *(back.out, back.width, y.data_ptr(), _threads(up.packed.nbytes, x.shape[0])),
-            )
-            return y
-
-        return apply
+        halves = _halves(gate_up, down)
+        return None if halves is None else TileMlp(self._library, *halves)
 
     def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel | None:
-        """All of them in one call, rows sorted by expert; None where one is not of linears on tiles."""
-        if not experts or not all(_are_halves_of_an_mlp(*expert) for expert in experts):
+        """One call for all, rows sorted by expert; None where they are not of linears on tiles, all of one shape."""
+        halves = [found for expert in experts if (found := _halves(*expert)) is not None]
+        if len(halves) < len(experts) or len({(down.out, down.width) for _, down in halves}) != 1:
             return None
-        pairs = [(up, back) for up, back in experts if isinstance(up, TileLinear) and isinstance(back, TileLinear)]
-        return TileExperts(self._library, pairs)
+        return TileExperts(self._library, halves)
 
     def begin(self, cache: Pages, pages: Tensor) -> None:
         """Nothing: these kernels read no slot behind the last token."""
@@ -123,13 +96,31 @@ class TileLinear:
         self.bias = None if bias is None else bias.float().contiguous()
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.contiguous()
+        x = x.float().contiguous()
         rows = x.shape[0]
         y = x.new_empty(rows, self.out)
         bias_at = None if self.bias is None else self.bias.data_ptr()
         self._run(
             *(x.data_ptr(), rows, self.packed.data_ptr(), bias_at, self.out, self.width),
             *(y.data_ptr(), _threads(self.packed.nbytes, rows)),
+        )
+        return y
+
+
+class TileMlp:
+    """A gated MLP on tiles."""
+
+    def __init__(self, library: CDLL, gate_up: TileLinear, down: TileLinear) -> None:
+        self._run = library.hpu_mlp_tiles
+        self._gate_up, self._down = gate_up, down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.float().contiguous()
+        y = torch.empty_like(x)
+        rows, gate_up, down = x.shape[0], self._gate_up.packed, self._down
+        self._run(
+            *(x.data_ptr(), rows, gate_up.data_ptr(), down.packed.data_ptr(), down.out, down.width),
+            *(y.data_ptr(), _threads(gate_up.nbytes, rows)),
         )
         return y
 
@@ -145,7 +136,8 @@ class TileExperts:
         self._down = pointers(*(down.packed.data_ptr() for _, down in experts))
 
     def __call__(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        hidden, ids, weights = hidden.float().contiguous(), ids.contiguous(), weights.float().contiguous()
+        hidden, weights = hidden.float().contiguous(), weights.float().contiguous()
+        ids = ids.long().contiguous()
         rows, top_k = ids.shape
         total = torch.empty_like(hidden)
         gate_up, down = self._experts[0]
@@ -184,15 +176,13 @@ def _up_to(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def _are_halves_of_an_mlp(gate_up: Linear, down: Linear) -> bool:
-    return (
-        isinstance(gate_up, TileLinear)
-        and isinstance(down, TileLinear)
-        and gate_up.bias is None
-        and down.bias is None
-        and down.width % _MULTIPLE == 0
-        and (gate_up.out, gate_up.width) == (2 * down.width, down.out)
-    )
+def _halves(gate_up: Linear, down: Linear) -> tuple[TileLinear, TileLinear] | None:
+    """Both, where they are linears on tiles that make a gated MLP without biases."""
+    if not isinstance(gate_up, TileLinear) or not isinstance(down, TileLinear):
+        return None
+    is_plain = gate_up.bias is None and down.bias is None and down.width % _MULTIPLE == 0
+    fits = (gate_up.out, gate_up.width) == (2 * down.width, down.out)
+    return (gate_up, down) if is_plain and fits else None
 
 
 def _threads(weight_bytes: int, rows: int) -> int:
