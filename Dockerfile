@@ -67,14 +67,14 @@ FROM ${PYTHON_BASE} AS cpu-environment
 COPY --from=cpu-dependencies /opt/venv /opt/venv
 
 FROM ${COMPILER_BASE} AS kernels
-COPY engine/hpu_engine/device/native /src
+COPY engine/hpu_engine/device/cpu/native /src
 RUN python3 /src/build.py /kernels
 
 # COPY takes no variable.
 FROM ${KERNELS} AS kernels-at-hand
 
 FROM ${CPU_ENVIRONMENT} AS engine-cpu
-COPY --from=kernels-at-hand /kernels /opt/app/hpu_engine/device/native
+COPY --from=kernels-at-hand /kernels /opt/app/hpu_engine/device/cpu/native
 COPY --from=app /opt/app /opt/app
 ENV PATH=/opt/app/bin:/opt/venv/bin:$PATH HOME=/tmp LOGNAME=hpu PYTHONUNBUFFERED=1
 USER 65532:65532

@@ -84,7 +84,7 @@ WITHOUT_CUDA := images/without_cuda.py
 	@VIRTUAL_ENV=.venv $(UV) pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-KERNELS := engine/hpu_engine/device/native
+KERNELS := engine/hpu_engine/device/cpu/native
 
 # The library's name says which sources it is of, so whether it is there is all there is to know. Where it cannot be built
 # the engine computes with torch's, and this says so.

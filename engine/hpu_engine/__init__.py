@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpu_engine.core.sampling_params import SamplingParams
-    from hpu_engine.llm import LLM
+    from hpu_engine.offline.llm import LLM
+    from hpu_engine.scheduling.sampling_params import SamplingParams
 
 __all__ = ["LLM", "SamplingParams"]
 __version__ = "0.1.0"
 
-_HOMES = {"LLM": "hpu_engine.llm", "SamplingParams": "hpu_engine.core.sampling_params"}
+_HOMES = {"LLM": "hpu_engine.offline.llm", "SamplingParams": "hpu_engine.scheduling.sampling_params"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpu_engine.core.scheduler import Step
+from hpu_engine.scheduling.scheduler import Step
 
 VOCAB = 5
 

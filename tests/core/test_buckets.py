@@ -7,7 +7,14 @@ import math
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpu_engine.core.buckets import (
+from hpu_engine.planning.shapes.buckets import plan_buckets
+from hpu_engine.planning.shapes.choice import Histogram
+from hpu_engine.planning.shapes.limits import Kind, StepLimits
+from hpu_engine.scheduling.kv_blocks import BlockPool
+from hpu_engine.scheduling.request import Request
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Limits, RequestRefused, Row, Scheduler, Step
+from hpu_engine.step.shapes import (
     MOST_SHAPES,
     SCORED_AT_ONCE,
     WORDS_LIMIT,
@@ -18,13 +25,6 @@ from hpu_engine.core.buckets import (
     StepShapes,
     Variant,
 )
-from hpu_engine.core.kv_blocks import BlockPool
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Limits, RequestRefused, Row, Scheduler, Step
-from hpu_engine.planning.bucket_choice import Histogram
-from hpu_engine.planning.buckets import plan_buckets
-from hpu_engine.planning.shapes import Kind, StepLimits
 from tests.core.simulated_model import SimulatedModel
 from tests.planning.recipe_comparison import reference_cost
 

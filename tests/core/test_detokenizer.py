@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from hpu_engine.core.detokenizer import REPLACEMENT, Detokenizer, StopStrings
-from hpu_engine.server.tokenizer import Tokenizer
+from hpu_engine.text.detokenizer import REPLACEMENT, Detokenizer, StopStrings
+from hpu_engine.text.tokenizer import Tokenizer
 
 
 def byte_level() -> FastTokenizer:

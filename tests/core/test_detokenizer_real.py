@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
-from hpu_engine.core.detokenizer import REPLACEMENT, Detokenizer
-from hpu_engine.server.tokenizer import Tokenizer
+from hpu_engine.text.detokenizer import REPLACEMENT, Detokenizer
+from hpu_engine.text.tokenizer import Tokenizer
 from tests.models.smollm2 import smollm2
 from tests.models.vocabularies import VOCABULARIES, vocabulary
 

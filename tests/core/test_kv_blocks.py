@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpu_engine.core.kv_blocks import BlockPool, chain_digest, root_digest
+from hpu_engine.scheduling.kv_blocks import BlockPool, chain_digest, root_digest
 
 ROOT = root_digest("model", "")
 

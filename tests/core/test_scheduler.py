@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from hpu_engine.core.kv_blocks import BlockPool
-from hpu_engine.core.messages import RowOutput
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Limits, RequestRefused, Scheduler
+from hpu_engine.scheduling.kv_blocks import BlockPool
+from hpu_engine.scheduling.request import Request
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Limits, RequestRefused, Scheduler
+from hpu_engine.wire.messages import RowOutput
 from tests.core.simulated_model import SimulatedModel, Token, expected_output
 
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import structs
 
-from hpu_engine.core.kv_blocks import BlockPool
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Limits, RequestRefused, Scheduler
+from hpu_engine.scheduling.kv_blocks import BlockPool
+from hpu_engine.scheduling.request import Request
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Limits, RequestRefused, Scheduler
 from tests.core.simulated_model import VOCAB, SimulatedModel, expected_output
 
 SALTS = ("", "tenant")

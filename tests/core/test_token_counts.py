@@ -7,14 +7,14 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from hpu_engine.core.batch import Batch
-from hpu_engine.core.kv_blocks import BlockPool
-from hpu_engine.core.loop import StepLoop
-from hpu_engine.core.messages import Submit
-from hpu_engine.core.padded_batch import PaddedBatch
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Limits, Scheduler
-from hpu_engine.core.token_counts import TokenCounts
+from hpu_engine.scheduling.kv_blocks import BlockPool
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Limits, Scheduler
+from hpu_engine.scheduling.token_counts import TokenCounts
+from hpu_engine.step.batch import Batch
+from hpu_engine.step.loop import StepLoop
+from hpu_engine.step.padded_batch import PaddedBatch
+from hpu_engine.wire.messages import Submit
 
 
 class Runner:

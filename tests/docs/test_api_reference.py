@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpu_engine.core import sampling_params
-from hpu_engine.server import jobs, prompts, protocol
+from hpu_engine.scheduling import sampling_params
+from hpu_engine.server.api import prompts, protocol
 from hpu_engine.server.metrics import Metrics
+from hpu_engine.server.requests import jobs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from hpu_engine.device.native.build import default_cache, load_library
-from hpu_engine.device.native.tile_ops import TileOps, has_tiles
+from hpu_engine.device.cpu.native.build import default_cache, load_library
+from hpu_engine.device.cpu.native.tile_ops import TileOps, has_tiles
 
 torch.set_num_threads(1)
 

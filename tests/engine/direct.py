@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.core.messages import Submit
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.rank import Rank, open_rank
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.wire.messages import Submit
+from hpu_engine.worker.start_up import Rank, open_rank
 
 
 def open_quietly(config: EngineConfig) -> Rank:

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpu_engine import worker
-from hpu_engine.server.jobs import sample_seed
-from hpu_engine.threads import apply_thread_policy
+from hpu_engine.server.requests.jobs import sample_seed
+from hpu_engine.worker import main as worker
+from hpu_engine.worker.threads import apply_thread_policy
 
 SEED = 666
 BAD_SEED = sample_seed(SEED, 1)
@@ -17,7 +17,7 @@ BAD_SEED = sample_seed(SEED, 1)
 
 def break_the_sampler() -> None:
     """To be called once torch may be imported."""
-    from hpu_engine.core import loop, sampler
+    from hpu_engine.step import loop, sampler
 
     def sample_or_raise(logits: Any, draws: Sequence[Any]) -> Any:
         if any(draw.seed == BAD_SEED and len(draw.tokens) - draw.prompt_len == 2 for draw in draws):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hpu_engine.threads import apply_thread_policy
+from hpu_engine.worker.threads import apply_thread_policy
 
 ASKED = {1: 1.5, 32: 2.5}
 TURNS = 6
@@ -55,9 +55,9 @@ def main() -> None:
     apply_thread_policy()
     import torch
 
-    from hpu_engine.config import EngineConfig
-    from hpu_engine.core.batch import build_batch
-    from hpu_engine.rank import open_rank
+    from hpu_engine.settings.engine import EngineConfig
+    from hpu_engine.step.batch import build_batch
+    from hpu_engine.worker.start_up import open_rank
     from tests.engine.rows import rows_of
     from tests.models.smollm2 import smollm2
 

@@ -21,17 +21,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as a worker sets it
 
 import torch
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.core.batch import Batch, build_batch
-from hpu_engine.core.messages import Submit
-from hpu_engine.core.sampler import Draw, sample
-from hpu_engine.core.sampling_params import SamplingParams
 from hpu_engine.model.attention import _FusedChunk
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.model.step_ops import StepOps
 from hpu_engine.model.transformer import DenseMlp, FusedMlp, Layer, Transformer
-from hpu_engine.rank import Rank, open_rank
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.step.batch import Batch, build_batch
+from hpu_engine.step.sampler import Draw, sample
+from hpu_engine.wire.messages import Submit
+from hpu_engine.worker.start_up import Rank, open_rank
 from tests.engine.rows import GREEDY, rows_of
 from tests.models.smollm2 import smollm2
 

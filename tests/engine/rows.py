@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Row, Step
+from hpu_engine.scheduling.request import Request
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Row, Step
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpu_engine.core.batch import build_batch
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Row, Step
 from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAttention
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.single_attention import FusedPages, SingleRows
 from hpu_engine.model.step_ops import TORCH_OPS, Singles, StepOps, TorchOps
+from hpu_engine.scheduling.request import Request
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Row, Step
+from hpu_engine.step.batch import build_batch
 
 BLOCK, PAGES, KV_HEADS, GROUP, DIM = 4, 60, 2, 3, 8
 SHAPE = AttentionShape(KV_HEADS * GROUP, KV_HEADS, DIM, DIM**-0.5)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hpu_engine.config import EngineConfig
 from hpu_engine.contract import FailureReason
-from hpu_engine.rank import StartUpError, open_rank
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.worker.start_up import StartUpError, open_rank
 from tests.models.tiny import tiny
 
 Q = "model.layers.1.self_attn.q_proj.weight"

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpu_engine.core.batch import build_batch
-from hpu_engine.core.kv_blocks import SCRATCH_BLOCK
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Row, Step
+from hpu_engine.scheduling.kv_blocks import SCRATCH_BLOCK
+from hpu_engine.scheduling.request import Request
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Row, Step
+from hpu_engine.step.batch import build_batch
 
 
 @st.composite

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpu_engine.config import EngineConfig
 from hpu_engine.contract import FailureReason, Phase
-from hpu_engine.core.messages import Progress
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.device.native import build
-from hpu_engine.device.native.build import NativeBuildFailed, load_library
-from hpu_engine.rank import Rank, StartUpError, open_rank
+from hpu_engine.device.cpu.native import build
+from hpu_engine.device.cpu.native.build import NativeBuildFailed, load_library
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.wire.messages import Progress
+from hpu_engine.worker.start_up import Rank, StartUpError, open_rank
 from tests.engine.direct import open_quietly, run_together
 from tests.engine.test_greedy_parity import assert_is_greedy, reference_of
 from tests.engine.trace import Schedule, first_difference, one_at_a_time, random_trace, replay

@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.device import cpu
-from hpu_engine.device.exact_rows import EDGES, RowClass, exact_linear, find_row_class
-from hpu_engine.rank import Rank
+from hpu_engine.device.cpu import device as cpu
+from hpu_engine.device.cpu.exact_rows import EDGES, RowClass, exact_linear, find_row_class
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.worker.start_up import Rank
 from tests.engine.direct import open_quietly
 from tests.engine.trace import Asked, Schedule, first_difference, one_at_a_time, random_trace, replay
 from tests.models.smollm2 import smollm2

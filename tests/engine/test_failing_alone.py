@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.core import loop as loop_module
-from hpu_engine.core.batch import Batch
-from hpu_engine.core.kv_blocks import BlockPool
-from hpu_engine.core.loop import StepLoop
-from hpu_engine.core.messages import Submit
-from hpu_engine.core.padded_batch import PaddedBatch
-from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, sample
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Limits, Scheduler
+from hpu_engine.scheduling.kv_blocks import BlockPool
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Limits, Scheduler
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.step import loop as loop_module
+from hpu_engine.step.batch import Batch
+from hpu_engine.step.loop import StepLoop
+from hpu_engine.step.padded_batch import PaddedBatch
+from hpu_engine.step.sampler import Draw, Sampled, SamplingFailed, sample
+from hpu_engine.wire.messages import Submit
 from tests.engine.direct import open_quietly, run_together
 from tests.models.tiny import tiny
 

@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hpu_engine.config import EngineConfig
 from hpu_engine.contract import Phase
-from hpu_engine.core.batch import Batch
-from hpu_engine.core.buckets import ShapeMap
-from hpu_engine.core.kv_blocks import SCRATCH_BLOCK, BlockPool
-from hpu_engine.core.loop import StepLoop
-from hpu_engine.core.messages import Progress, Submit
-from hpu_engine.core.padded_batch import PaddedBatch
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Limits, Scheduler
-from hpu_engine.device import cpu
+from hpu_engine.device.cpu import device as cpu
 from hpu_engine.model.moe import router
 from hpu_engine.model.moe.routing import Routing
 from hpu_engine.model.runner import ModelRunner
-from hpu_engine.planning.buckets import UncoveredShape
-from hpu_engine.planning.shapes import Kind
-from hpu_engine.planning.warm_up import warm_up_order
-from hpu_engine.rank import Rank
-from hpu_engine.warm_up import run_buckets
+from hpu_engine.planning.shapes.buckets import UncoveredShape
+from hpu_engine.planning.shapes.limits import Kind
+from hpu_engine.planning.shapes.warm_up import warm_up_order
+from hpu_engine.scheduling.kv_blocks import SCRATCH_BLOCK, BlockPool
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Limits, Scheduler
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.step.batch import Batch
+from hpu_engine.step.loop import StepLoop
+from hpu_engine.step.padded_batch import PaddedBatch
+from hpu_engine.step.shapes import ShapeMap
+from hpu_engine.wire.messages import Progress, Submit
+from hpu_engine.worker.start_up import Rank
+from hpu_engine.worker.warm_up import run_buckets
 from tests.engine.direct import open_quietly, run_together
 from tests.engine.trace import Asked, Schedule, first_difference, one_at_a_time, random_trace, replay, shape_map
 from tests.models.tiny import VOCAB_SIZE, tiny

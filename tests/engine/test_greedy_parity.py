@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.settings.engine import EngineConfig
 from tests.engine.direct import open_quietly, run_alone, run_together
 from tests.models.smollm2 import smollm2
 from tests.models.tiny import tiny

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hpu_engine.device.half_weights import MOST_LOST, fits_half, half_linear
+from hpu_engine.device.cpu.half_weights import MOST_LOST, fits_half, half_linear
 
 
 def bfloat16_weight(out: int, width: int, spread: float) -> torch.Tensor:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from hpu_engine.config import EngineConfig
 from hpu_engine.contract import FailureReason
-from hpu_engine.device.native import build
-from hpu_engine.rank import StartUpError
-from hpu_engine.settings import load_settings
+from hpu_engine.device.cpu.native import build
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.settings.serve import load_settings
+from hpu_engine.worker.start_up import StartUpError
 from tests.engine.direct import open_quietly
 from tests.models.tiny import tiny
 

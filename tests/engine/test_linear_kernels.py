@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.device import linear_kernels
 from hpu_engine.device.base import Linear
-from hpu_engine.device.cpu import ROWS_OF_ONE_THREAD, CpuDevice
-from hpu_engine.device.half_weights import fits_half
-from hpu_engine.device.linear_kernels import KERNELS, LinearKernels, packed, plain
+from hpu_engine.device.cpu import linear_kernels
+from hpu_engine.device.cpu.device import ROWS_OF_ONE_THREAD, CpuDevice
+from hpu_engine.device.cpu.half_weights import fits_half
+from hpu_engine.device.cpu.linear_kernels import KERNELS, LinearKernels, packed, plain
 
 
 def slower_by(seconds: float, built: list[str], name: str) -> linear_kernels.Kernel:

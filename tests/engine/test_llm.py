@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from hpu_engine import LLM, SamplingParams
-from hpu_engine.core.sampling_params import InvalidParameter
-from hpu_engine.llm import RequestFailed
+from hpu_engine.offline.llm import RequestFailed
+from hpu_engine.scheduling.sampling_params import InvalidParameter
 from tests.models.smollm2 import smollm2
 from tests.models.tiny import tiny
 

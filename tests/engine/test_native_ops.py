@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpu_engine.device.native.build import default_cache, load_library
-from hpu_engine.device.native.ops import NativeOps
+from hpu_engine.device.cpu.native.build import default_cache, load_library
+from hpu_engine.device.cpu.native.ops import NativeOps
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.step_ops import TORCH_OPS, HeadNorms, StepOps, Turn
 from tests.engine.test_attention import BLOCK, PAGES, check
@@ -150,8 +150,8 @@ def test_the_work_is_shared_out_among_as_many_threads_as_are_set(ops: NativeOps)
     """In a process of its own: this one may have helpers already."""
     program = """
 import os, pathlib, time, torch
-from hpu_engine.device.native.build import default_cache, load_library
-from hpu_engine.device.native.ops import NativeOps
+from hpu_engine.device.cpu.native.build import default_cache, load_library
+from hpu_engine.device.cpu.native.ops import NativeOps
 
 def ticks():  # of processor time in user mode, by thread
     stats = pathlib.Path("/proc/self/task").glob("*/stat")

@@ -8,16 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpu_engine.core.batch import build_batch
-from hpu_engine.core.buckets import Fit, ShapeMap, StepShapes
-from hpu_engine.core.kv_blocks import SCRATCH_BLOCK
-from hpu_engine.core.padded_batch import PaddedBatch, PaddedChunk, PaddedSingles, build_padded_batch
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Row, Step
-from hpu_engine.planning.bucket_choice import Histogram
-from hpu_engine.planning.buckets import plan_buckets
-from hpu_engine.planning.shapes import StepLimits
+from hpu_engine.planning.shapes.buckets import plan_buckets
+from hpu_engine.planning.shapes.choice import Histogram
+from hpu_engine.planning.shapes.limits import StepLimits
+from hpu_engine.scheduling.kv_blocks import SCRATCH_BLOCK
+from hpu_engine.scheduling.request import Request
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Row, Step
+from hpu_engine.step.batch import build_batch
+from hpu_engine.step.padded_batch import PaddedBatch, PaddedChunk, PaddedSingles, build_padded_batch
+from hpu_engine.step.shapes import Fit, ShapeMap, StepShapes
 from tests.planning.recipe_comparison import reference_cost
 
 

@@ -21,11 +21,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hpu_engine.core.sampler import Draw, Sampled, SamplingFailed, log_probabilities, sample, uniforms
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.token_counts import TokenCounts
-from hpu_engine.model.logit_adjustments import adjust_logits
-from hpu_engine.model.sampling_cutoffs import HEAD, cutoffs
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.token_counts import TokenCounts
+from hpu_engine.step.logit_adjustments import adjust_logits
+from hpu_engine.step.sampler import Draw, Sampled, SamplingFailed, log_probabilities, sample, uniforms
+from hpu_engine.step.sampling_cutoffs import HEAD, cutoffs
 
 VOCAB = 40
 DRAWS = 6000

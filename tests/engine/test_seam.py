@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hpu_engine.config import EngineConfig
 from hpu_engine.contract import Phase
-from hpu_engine.core.messages import Abort, Heartbeat, Loaded, Progress, Ready, Rejected, StepOutputs, Stop, Submit
-from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.wire.messages import Abort, Heartbeat, Loaded, Progress, Ready, Rejected, StepOutputs, Stop, Submit
 from tests.engine.worker_process import REAL, WorkerProcess, worker_process
 
 SCRIPTED = (sys.executable, "-m", "tests.server.scripted_worker", "--script", '{"step_seconds": 0.002}')

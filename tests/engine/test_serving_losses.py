@@ -18,7 +18,7 @@ from tests.server.test_lifecycle import Background
 from tests.server.test_worker_loss import LOOKED_AT, check_frozen, last_event, open_stream
 
 LONG = {"max_tokens": 2000, "ignore_eos": True}
-REAL = "hpu_engine.worker"
+REAL = "hpu_engine.worker.main"
 
 
 def serving(model: Path, **flags: Any) -> RunningServer:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.device.base import ExpertKernel, Linear
-from hpu_engine.device.expert_kernels import sorted_kernel
-from hpu_engine.device.native.ops import NativeOps
-from hpu_engine.device.native.tile_ops import TileOps
+from hpu_engine.device.cpu.expert_kernels import sorted_kernel
+from hpu_engine.device.cpu.native.ops import NativeOps
+from hpu_engine.device.cpu.native.tile_ops import TileOps
 from tests.engine.test_tile_ops import random, rounded
 
 EXPERTS, TOP_K = 5, 3

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.core.batch import build_batch
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Row, Step
-from hpu_engine.device.native.tile_ops import TileOps
+from hpu_engine.device.cpu.native.tile_ops import TileOps
 from hpu_engine.model.kv_cache import LayerCache
-from hpu_engine.rank import Rank
+from hpu_engine.scheduling.request import Request
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Row, Step
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.step.batch import build_batch
+from hpu_engine.worker.start_up import Rank
 from tests.engine.direct import open_quietly
 from tests.engine.test_greedy_parity import reference_of
 from tests.models.smollm2 import smollm2

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hpu_engine.config import EngineConfig
 from hpu_engine.contract import ExitCode, FailureReason, Phase
-from hpu_engine.core.messages import Abort, Fatal, Heartbeat, Loaded, Progress, Ready, Rejected, Stop, Submit
-from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.wire.messages import Abort, Fatal, Heartbeat, Loaded, Progress, Ready, Rejected, Stop, Submit
 from tests.engine.worker_process import WorkerProcess, worker_process
 from tests.models.tiny import tiny
 
@@ -114,7 +114,7 @@ def test_the_worker_dies_with_a_killed_server(config: EngineConfig) -> None:
     server = textwrap.dedent("""
         import os, subprocess, sys, time
         sys.path.insert(0, os.getcwd())
-        from hpu_engine.config import EngineConfig
+        from hpu_engine.settings.engine import EngineConfig
         from tests.engine.worker_process import WorkerProcess
         worker = WorkerProcess(EngineConfig(model=sys.argv[1], num_kv_blocks=4))
         worker.socket.set_inheritable(True)

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.core.buckets import ShapeMap
-from hpu_engine.core.kv_blocks import BlockPool
-from hpu_engine.core.loop import StepLoop
-from hpu_engine.core.messages import Submit, TokenLogprobs
-from hpu_engine.core.sampler import Sampled, SamplingFailed
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Limits, Scheduler, Step
-from hpu_engine.rank import Rank, bucket_set
+from hpu_engine.scheduling.kv_blocks import BlockPool
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Limits, Scheduler, Step
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.step.loop import StepLoop
+from hpu_engine.step.sampler import Sampled, SamplingFailed
+from hpu_engine.step.shapes import ShapeMap
+from hpu_engine.wire.messages import Submit, TokenLogprobs
+from hpu_engine.worker.start_up import Rank, bucket_set
 
 
 class RecordingLoop(StepLoop):

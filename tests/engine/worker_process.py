@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.core.messages import Configure, RowOutput, StepOutputs, ToServer, ToWorker
-from hpu_engine.core.wire import HEADER_BYTES, decode_to_server, encode_frame
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.wire.framing import HEADER_BYTES, decode_to_server, encode_frame
+from hpu_engine.wire.messages import Configure, RowOutput, StepOutputs, ToServer, ToWorker
 
 TIMEOUT_SECONDS = 120.0
 
 
-REAL = (sys.executable, "-m", "hpu_engine.worker")
+REAL = (sys.executable, "-m", "hpu_engine.worker.main")
 
 
 class WorkerProcess:

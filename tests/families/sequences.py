@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpu_engine.core.batch import build_batch
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Row, Step
-from hpu_engine.device.cpu import CpuDevice
+from hpu_engine.device.cpu.device import CpuDevice
+from hpu_engine.group.collectives import ALONE, Groups
 from hpu_engine.model.builder import build_transformer
 from hpu_engine.model.kv_cache import LayerCache, allocate_kv_cache
 from hpu_engine.model.transformer import Transformer
 from hpu_engine.model.weights.placement import Placement
-from hpu_engine.parallel.collectives import ALONE, Groups
-from hpu_engine.planning.model import read_model_description
+from hpu_engine.planning.model.description import read_model_description
+from hpu_engine.scheduling.request import Request
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Row, Step
+from hpu_engine.step.batch import build_batch
 
 BLOCK_SIZE = 16
 BLOCKS_PER_SEQUENCE = 12

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.device import cpu
-from hpu_engine.rank import Rank
+from hpu_engine.device.cpu import device as cpu
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.worker.start_up import Rank
 from tests.engine.direct import open_quietly
 from tests.engine.trace import Schedule, first_difference, one_at_a_time, random_trace, replay
 from tests.models.tiny import VOCAB_SIZE, tiny

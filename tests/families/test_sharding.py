@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from hpu_engine.group.collectives import Alone, Groups
+from hpu_engine.group.in_process import InProcessGroup, InProcessRank
 from hpu_engine.model.weights.placement import Placement
-from hpu_engine.parallel.collectives import Alone, Groups
-from hpu_engine.parallel.in_process import InProcessGroup, InProcessRank
-from hpu_engine.planning.parallel import Layout
+from hpu_engine.planning.layout import Layout
 from tests.families.sequences import Sequences, open_sequences, random_tokens
 from tests.models.tiny import VOCAB_SIZE, tiny
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.device.cpu import CpuDevice
+from hpu_engine.device.cpu.device import CpuDevice
+from hpu_engine.group.collectives import ALONE
 from hpu_engine.model.builder import assemble
 from hpu_engine.model.kv_cache import allocate_kv_cache
 from hpu_engine.model.weights.loading import load_parameters
 from hpu_engine.model.weights.name_table import expand
 from hpu_engine.model.weights.placement import Placement
-from hpu_engine.parallel.collectives import ALONE
-from hpu_engine.planning.model import read_model_description
+from hpu_engine.planning.model.description import read_model_description
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.settings.engine import EngineConfig
 from tests.engine.direct import open_quietly, run_together
 from tests.families.sequences import BLOCK_SIZE, BLOCKS_PER_SEQUENCE, Sequences, open_sequences, random_tokens
 from tests.models.smollm2 import smollm2

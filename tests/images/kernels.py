@@ -19,7 +19,7 @@ from tests.images.scratch import scratch
 from tests.images.store import Store, checksum, step
 
 NAME = "localhost/hpu-inference/kernels"
-SOURCES = Path("engine", "hpu_engine", "device", "native")
+SOURCES = Path("engine", "hpu_engine", "device", "cpu", "native")
 
 
 def library(store: Store, root: Path) -> Path | None:

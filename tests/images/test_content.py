@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hpu_engine.device.native import build
+from hpu_engine.device.cpu.native import build
 from tests.images import kernels
 from tests.images.build import Image
 from tests.images.buildah import Buildah
@@ -146,7 +146,7 @@ def test_the_cpu_image_has_the_kernels_of_its_own_sources_and_the_operator_image
 ) -> None:
     library = kernels.library(store, snapshot)
     script = (
-        "import pathlib; from hpu_engine.device.native import build;"
+        "import pathlib; from hpu_engine.device.cpu.native import build;"
         "found = [path.name for path in pathlib.Path('/opt').rglob('kernels-*')];"
         "print(found, found in ([], [build.ahead_path().name]), build.load_ahead(print) is not None)"
     )

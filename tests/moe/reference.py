@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.device.base import ExpertKernel, Linear
-from hpu_engine.device.expert_kernels import sorted_kernel
+from hpu_engine.device.cpu.expert_kernels import sorted_kernel
+from hpu_engine.group.collectives import Alone, Collectives
 from hpu_engine.model.moe.combiner import AllReduce, Combiner, LeavePartial, ReduceScatter, SingleRank
 from hpu_engine.model.moe.dispatcher import Dispatcher, GatherDispatch, NoDispatch
 from hpu_engine.model.moe.experts import WindowExperts
@@ -18,7 +19,6 @@ from hpu_engine.model.moe.layer import MoeLayer, SharedExperts
 from hpu_engine.model.moe.router import Router, RoutingRule
 from hpu_engine.model.moe.window import ExpertWindow, expert_window
 from hpu_engine.model.transformer import DenseMlp
-from hpu_engine.parallel.collectives import Alone, Collectives
 
 EXPERTS, TOP_K, HIDDEN, WIDTH = 8, 2, 32, 24
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpu_engine.device.expert_kernels import sorted_kernel, static_kernel
+from hpu_engine.device.cpu.expert_kernels import sorted_kernel, static_kernel
 from hpu_engine.model.moe.dispatcher import Dispatched
 from hpu_engine.model.moe.experts import WindowExperts
 from hpu_engine.model.moe.router import select

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hpu_engine.parallel.in_process import InProcessGroup, InProcessRank, UnpairedCollective
+from hpu_engine.group.in_process import InProcessGroup, InProcessRank, UnpairedCollective
 
 
 def test_reductions_add_in_rank_order_and_gathers_keep_it() -> None:

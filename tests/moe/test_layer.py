@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from hpu_engine.group.collectives import Alone
+from hpu_engine.group.in_process import InProcessGroup, InProcessRank
 from hpu_engine.model.moe.combiner import AllReduce, Combiner, LeavePartial, ReduceScatter
 from hpu_engine.model.moe.dispatcher import Dispatched, GatherDispatch, NoDispatch
 from hpu_engine.model.moe.experts import QuantisedInputExperts, WindowExperts
 from hpu_engine.model.moe.layer import MoeLayer
 from hpu_engine.model.moe.routing import Routing
-from hpu_engine.parallel.collectives import Alone
-from hpu_engine.parallel.in_process import InProcessGroup, InProcessRank
 from tests.moe.reference import EXPERTS, HIDDEN, RandomMoe, tokens
 
 

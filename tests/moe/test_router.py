@@ -15,9 +15,9 @@ from transformers.models.ernie4_5_moe.modeling_ernie4_5_moe import Ernie4_5_MoeT
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+from hpu_engine.group.in_process import InProcessGroup, InProcessRank
 from hpu_engine.model.moe.router import Router, RoutingRule, select
 from hpu_engine.model.moe.routing import NOWHERE, Routing
-from hpu_engine.parallel.in_process import InProcessGroup, InProcessRank
 
 HIDDEN, EXPERTS, TOKENS = 48, 16, 64
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.device.base import ExpertKernel
-from hpu_engine.device.expert_kernels import Expert, sorted_kernel
-from hpu_engine.device.half_weights import half_linear
+from hpu_engine.device.cpu.expert_kernels import Expert, sorted_kernel
+from hpu_engine.device.cpu.half_weights import half_linear
 from hpu_engine.model.moe.router import RoutingRule, select
 from hpu_engine.model.moe.routing import Routing
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import cycle
 
-from hpu_engine.planning.buckets import BucketSet, plan_buckets
 from hpu_engine.planning.cards import CARDS
-from hpu_engine.planning.parallel import Layout
-from hpu_engine.planning.shapes import Kind, StepLimits, StepShape
-from hpu_engine.planning.step_cost import StepCost, step_cost
-from hpu_engine.planning.trace import Lengths, assumed_histogram, observed_histogram, simulate
+from hpu_engine.planning.layout import Layout
+from hpu_engine.planning.shapes.buckets import BucketSet, plan_buckets
+from hpu_engine.planning.shapes.limits import Kind, StepLimits, StepShape
+from hpu_engine.planning.shapes.step_cost import StepCost, step_cost
+from hpu_engine.planning.shapes.trace import Lengths, assumed_histogram, observed_histogram, simulate
 from tests.planning.facts import ERNIE_21B, published
 from tests.planning.traces import TRACES, halves
 from tests.planning.vllm_gaudi import GENERATORS, Lookup, Settings

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpu_engine.core.kv_blocks import BlockPool
-from hpu_engine.core.request import Request
-from hpu_engine.core.sampling_params import SamplingParams
-from hpu_engine.core.scheduler import Limits, RequestRefused, Row, Scheduler, Step
-from hpu_engine.planning.bucket_choice import Histogram, TooFewRecipes, choose_buckets
-from hpu_engine.planning.buckets import BucketSet, UncoveredShape, plan_buckets, uncovered
-from hpu_engine.planning.lattice import lattices
-from hpu_engine.planning.shapes import Kind, Size, StepLimits, StepShape, split_decode
-from hpu_engine.planning.trace import assumed_histogram
+from hpu_engine.planning.shapes.buckets import BucketSet, UncoveredShape, plan_buckets, uncovered
+from hpu_engine.planning.shapes.choice import Histogram, TooFewRecipes, choose_buckets
+from hpu_engine.planning.shapes.lattice import lattices
+from hpu_engine.planning.shapes.limits import Kind, Size, StepLimits, StepShape, split_decode
+from hpu_engine.planning.shapes.trace import assumed_histogram
+from hpu_engine.scheduling.kv_blocks import BlockPool
+from hpu_engine.scheduling.request import Request
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Limits, RequestRefused, Row, Scheduler, Step
 from tests.planning.recipe_comparison import reference_cost
 
 COST = reference_cost(128)

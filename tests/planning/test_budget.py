@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hpu_engine.planning.budget import limit_violations
 from hpu_engine.planning.cards import CARDS
-from hpu_engine.planning.parallel import Layout
+from hpu_engine.planning.layout import Layout
+from hpu_engine.planning.memory.budget import limit_violations
 from hpu_engine.planning.plan import PlanRequest, make_plan
-from hpu_engine.planning.shapes import StepLimits
+from hpu_engine.planning.shapes.limits import StepLimits
 from hpu_engine.planning.violations import PlanError
 from tests.planning.facts import ERNIE_21B, ERNIE_300B, LLAMA_405B, published
 

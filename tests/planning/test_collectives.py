@@ -7,7 +7,8 @@ from fractions import Fraction
 import pytest
 
 from hpu_engine.planning.cards import CARDS
-from hpu_engine.planning.collectives import (
+from hpu_engine.planning.layout import Layout
+from hpu_engine.planning.traffic import (
     Exchange,
     Routing,
     all_reduce_bytes,
@@ -20,7 +21,6 @@ from hpu_engine.planning.collectives import (
     step_collective_seconds,
     step_traffic,
 )
-from hpu_engine.planning.parallel import Layout
 from tests.planning.facts import ERNIE_21B, ERNIE_300B, LLAMA_8B, published
 
 ERNIE_SMALL, ERNIE_LARGE, DEEPSEEK = (2560, 64, 6, 27), (8192, 64, 8, 51), (7168, 256, 8, 58)

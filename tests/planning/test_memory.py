@@ -14,14 +14,14 @@ from hpu_engine.model.weights.loading import load_parameters
 from hpu_engine.model.weights.name_table import expand
 from hpu_engine.model.weights.placement import Placement
 from hpu_engine.planning import read_model_description
-from hpu_engine.planning.activations import activation_plan
 from hpu_engine.planning.cards import CARDS, GIB, Calibration, CalibrationError, read_calibration
-from hpu_engine.planning.memory import SCRATCH_BLOCKS, MemoryPlan, memory_plan
-from hpu_engine.planning.model import ModelDescription
-from hpu_engine.planning.parallel import Layout, layout_violations
-from hpu_engine.planning.parameters import Part, parameter_count, tensor_table
-from hpu_engine.planning.shapes import StepLimits
-from hpu_engine.planning.weights_memory import kv_bytes_per_block, kv_bytes_per_token, weight_bytes, weight_lines
+from hpu_engine.planning.layout import Layout, layout_violations
+from hpu_engine.planning.memory.activations import activation_plan
+from hpu_engine.planning.memory.plan import SCRATCH_BLOCKS, MemoryPlan, memory_plan
+from hpu_engine.planning.memory.weights import kv_bytes_per_block, kv_bytes_per_token, weight_bytes, weight_lines
+from hpu_engine.planning.model.description import ModelDescription
+from hpu_engine.planning.model.parameters import Part, parameter_count, tensor_table
+from hpu_engine.planning.shapes.limits import StepLimits
 from tests.models.tiny import FAMILIES, tiny
 from tests.planning.facts import ERNIE_21B, ERNIE_300B, LLAMA_8B, published
 

@@ -16,7 +16,7 @@ from hpu_engine.planning import (
     describe,
     read_model_description,
 )
-from hpu_engine.planning.config_file import CONFIG_LIMIT_BYTES
+from hpu_engine.planning.model.config_file import CONFIG_LIMIT_BYTES
 from tests.planning.facts import ERNIE_300B, published, published_configs
 
 LLAMA: dict[str, Any] = {

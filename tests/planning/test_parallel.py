@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpu_engine.planning.cards import CARDS
-from hpu_engine.planning.parallel import Layout, layout_violations, require_valid
+from hpu_engine.planning.layout import Layout, layout_violations, require_valid
 from hpu_engine.planning.plan import PlanRequest, fits, make_plan
 from hpu_engine.planning.recommend import recommend, ways_out
 from hpu_engine.planning.report import verdict

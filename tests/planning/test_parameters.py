@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpu_engine.planning import describe
-from hpu_engine.planning.parameters import parameter_count, tensor_table
+from hpu_engine.planning.model.parameters import parameter_count, tensor_table
 from tests.models.tiny import FAMILIES
 from tests.planning.facts import ERNIE_21B, published, published_configs
 

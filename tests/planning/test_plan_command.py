@@ -13,7 +13,7 @@ import pytest
 
 from hpu_engine.contract import ExitCode
 from hpu_engine.planning.cards import CARDS
-from hpu_engine.planning.parallel import Layout
+from hpu_engine.planning.layout import Layout
 from hpu_engine.planning.plan import PlanRequest, make_plan
 from hpu_engine.planning.report import plan_document, plan_text
 from tests.planning.facts import ERNIE_21B, ERNIE_300B, LLAMA_405B, published, published_configs

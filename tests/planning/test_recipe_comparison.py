@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpu_engine.planning.shapes import StepLimits
+from hpu_engine.planning.shapes.limits import StepLimits
 from tests.planning.recipe_comparison import CONFIGURATIONS, Comparison, compare
 from tests.planning.traces import TRACES, halves
 

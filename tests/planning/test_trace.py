@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpu_engine.planning.shapes import Kind, StepLimits, StepShape
-from hpu_engine.planning.trace import Lengths, assumed_lengths, fitted_histogram, observed_histogram, simulate
+from hpu_engine.planning.shapes.limits import Kind, StepLimits, StepShape
+from hpu_engine.planning.shapes.trace import Lengths, assumed_lengths, fitted_histogram, observed_histogram, simulate
 
 
 @dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpu_engine.planning.bucket_choice import Histogram
-from hpu_engine.planning.buckets import plan_buckets
-from hpu_engine.planning.shapes import Kind, StepLimits
+from hpu_engine.planning.shapes.buckets import plan_buckets
+from hpu_engine.planning.shapes.choice import Histogram
+from hpu_engine.planning.shapes.limits import Kind, StepLimits
 from tests.planning.recipe_comparison import reference_cost
 from tests.planning.vllm_gaudi import (
     GENERATORS,

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpu_engine.planning.allocator import (
+from hpu_engine.planning.cards import CARDS, MIB, Calibration
+from hpu_engine.planning.layout import Layout
+from hpu_engine.planning.memory.allocator import (
     ALIGNMENT_BYTES,
     SEGMENT_BYTES,
     CachingAllocator,
@@ -18,8 +20,6 @@ from hpu_engine.planning.allocator import (
     ascending,
     warm_up_memory,
 )
-from hpu_engine.planning.cards import CARDS, MIB, Calibration
-from hpu_engine.planning.parallel import Layout
 from hpu_engine.planning.plan import Plan, PlanRequest, make_plan
 from tests.planning.facts import ERNIE_21B, published
 

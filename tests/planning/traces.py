@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from hpu_engine.planning.trace import Lengths
+from hpu_engine.planning.shapes.trace import Lengths
 from tests.models.smollm2 import smollm2
 from tests.models.store import cached
 from tests.models.wheel import unpack_package

@@ -9,7 +9,7 @@ import json
 import sys
 
 from hpu_engine.server import run
-from hpu_engine.settings import load_settings
+from hpu_engine.settings.serve import load_settings
 
 if __name__ == "__main__":
     command, flags = map(json.loads, sys.argv[1:])

@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from hpu_engine.contract import EXIT_CODES, FailureReason, Phase
-from hpu_engine.core.messages import (
+from hpu_engine.wire.framing import WorkerConnection
+from hpu_engine.wire.messages import (
     Abort,
     Configure,
     Fatal,
@@ -34,7 +35,6 @@ from hpu_engine.core.messages import (
     Submit,
     TokenLogprobs,
 )
-from hpu_engine.core.wire import WorkerConnection
 
 IDLE_HEARTBEAT_SECONDS = 0.5
 LIKELY_IDS = 320

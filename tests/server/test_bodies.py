@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hpu_engine.server.protocol import MAX_COMMAS, ChatCompletionRequest
+from hpu_engine.server.api.protocol import MAX_COMMAS, ChatCompletionRequest
 from tests.server.running import PATIENCE_SECONDS, RunningServer, post
 
 GOOD = {"model": "tiny", "prompt": "abc", "max_tokens": 2}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hpu_engine.core.detokenizer import Detokenizer
-from hpu_engine.server.chat_template import ChatTemplate, TemplateRefused
-from hpu_engine.server.tokenizer import load_tokenizer
+from hpu_engine.text.chat_template import ChatTemplate, TemplateRefused
+from hpu_engine.text.detokenizer import Detokenizer
+from hpu_engine.text.tokenizer import load_tokenizer
 
 CONVERSATION = [
     {"role": "system", "content": "Be <brief> & 'kind'."},

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpu_engine.server.api.protocol import read_chat, read_completion
 from hpu_engine.server.errors import ApiError
-from hpu_engine.server.protocol import read_chat, read_completion
 from tests.server.running import RunningServer, get, post
 
 GOOD = {"model": "tiny", "prompt": "abc", "max_tokens": 2}

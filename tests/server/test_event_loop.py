@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpu_engine.server.tokenizer import load_tokenizer
+from hpu_engine.text.tokenizer import load_tokenizer
 from tests.server.running import RunningServer, post
 
 PARTS = [{"type": "text", "text": "a"}] * 80_000

@@ -10,10 +10,10 @@ from typing import Any
 import openai
 import pytest
 
-from hpu_engine.core.messages import TokenLogprobs
-from hpu_engine.server.logprobs import ScoredToken, completion_logprobs
-from hpu_engine.server.token_bytes import Spelling
-from hpu_engine.server.tokenizer import Tokenizer, load_tokenizer
+from hpu_engine.server.api.logprobs import ScoredToken, completion_logprobs
+from hpu_engine.text.token_bytes import Spelling
+from hpu_engine.text.tokenizer import Tokenizer, load_tokenizer
+from hpu_engine.wire.messages import TokenLogprobs
 from tests.server.running import RunningServer, post
 from tests.server.scripted_worker import scores_of
 
@@ -278,7 +278,7 @@ def test_a_prompt_of_one_token_has_one_null_score(echo: RunningServer) -> None:
 
 def test_no_number_that_is_none_reaches_the_json() -> None:
     """The worker cuts minus infinity; should it ever slip, the body is JSON still."""
-    from hpu_engine.server.responses import CompletionLogprobs, encode
+    from hpu_engine.server.api.responses import CompletionLogprobs, encode
 
     broken = CompletionLogprobs((0,), (float("nan"),), ("a",), ({"a": float("-inf")},))
     found = json.loads(encode(broken), parse_constant=pytest.fail)

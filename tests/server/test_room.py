@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from hpu_engine.core.detokenizer import Detokenizer, TokenText
-from hpu_engine.core.messages import Rejected, Submit
-from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.server.errors import ApiError
-from hpu_engine.server.generation import Generation, Sink
 from hpu_engine.server.metrics import Metrics
-from hpu_engine.server.rank import Rank
+from hpu_engine.server.pod.rank import Rank
+from hpu_engine.server.requests.generation import Generation, Sink
+from hpu_engine.text.detokenizer import Detokenizer, TokenText
+from hpu_engine.wire.messages import Rejected, Submit
 from tests.server.running import RunningServer, post
 
 POOL = 256

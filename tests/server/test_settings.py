@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpu_engine.contract import ExitCode, FailureReason, TerminationMessage
-from hpu_engine.settings import ServeSettings, SettingsError, load_settings, unknown_variables
+from hpu_engine.settings.serve import ServeSettings, SettingsError, load_settings, unknown_variables
 
 FLAGS = [
     *("--model", "--device", "--host", "--port", "--control-port", "--served-model-name", "--dtype", "--max-model-len"),
@@ -172,7 +172,7 @@ def test_what_the_server_reads_of_a_checkpoint_is_checked_and_named(
     shell: Path, tmp_path: Path, break_it: str, reason: FailureReason, what: str
 ) -> None:
     from hpu_engine.server.model_files import load_model
-    from hpu_engine.server.termination import Failed
+    from hpu_engine.server.pod.termination import Failed
 
     model = tmp_path / "model"
     model.mkdir()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hpu_engine.server.api.unpacking import MAX_MEMBERS, unpack
 from hpu_engine.server.errors import ApiError
-from hpu_engine.server.unpacking import MAX_MEMBERS, unpack
 from tests.server.running import PATIENCE_SECONDS, RunningServer
 
 TEXT = b'{"prompt": "abc"}'

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from hpu_engine.config import EngineConfig
-from hpu_engine.core import messages, wire
-from hpu_engine.core.sampling_params import SamplingParams
+from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.wire import framing as wire
+from hpu_engine.wire import messages
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ TORCH_FREE = {
     "engine": [
         "hpu_engine",
         "hpu_engine.cli",
-        "hpu_engine.server.app",
+        "hpu_engine.server.api.app",
         "hpu_engine.planning",
-        "hpu_engine.core.scheduler",
+        "hpu_engine.scheduling.scheduler",
     ],
 }
 PROGRAMS = {"operator": ("hpu-operator", "crd"), "engine": ("hpu-engine", "serve")}

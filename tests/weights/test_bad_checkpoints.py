@@ -16,17 +16,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hpu_engine.config import EngineConfig
 from hpu_engine.contract import FailureReason
 from hpu_engine.model.weights.errors import WeightsError
 from hpu_engine.model.weights.loading import load_parameters, take_parameters
 from hpu_engine.model.weights.name_table import expand
 from hpu_engine.model.weights.placement import Placement
 from hpu_engine.model.weights.safetensors_files import list_tensors
-from hpu_engine.planning.model import ModelConfigError, read_model_description
-from hpu_engine.planning.parallel import Layout
+from hpu_engine.planning.layout import Layout
+from hpu_engine.planning.model.description import ModelConfigError, read_model_description
 from hpu_engine.planning.violations import PlanError
-from hpu_engine.rank import StartUpError, open_rank
+from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.worker.start_up import StartUpError, open_rank
 from tests.models.tiny import tiny
 
 Weights = dict[str, Tensor]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hpu_engine.planning.cards import GIB
-from hpu_engine.planning.lattice import doubling_lattice
 from hpu_engine.planning.plan import Plan
-from hpu_engine.planning.shapes import Kind, Size
+from hpu_engine.planning.shapes.lattice import doubling_lattice
+from hpu_engine.planning.shapes.limits import Kind, Size
 
 
 class PlotError(RuntimeError):

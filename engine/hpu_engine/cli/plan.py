@@ -14,7 +14,7 @@ from hpu_engine.contract import ExitCode
 
 if TYPE_CHECKING:
     from hpu_engine.planning.plan import Plan
-    from hpu_engine.planning.trace import Lengths
+    from hpu_engine.planning.shapes.trace import Lengths
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
@@ -59,13 +59,13 @@ def plan(
     plot: Annotated[Path | None, typer.Option(help="Draw padding and buckets (.png, .svg, .pdf).")] = None,
 ) -> None:
     """Print a table to read in ten seconds, then the details. Exits 0 when it fits, 4 when it does not."""
-    from hpu_engine.planning.bucket_choice import TooFewRecipes
     from hpu_engine.planning.cards import CARDS, CalibrationError, read_calibration
-    from hpu_engine.planning.model import ModelConfigError, read_model_description
-    from hpu_engine.planning.parallel import Layout
+    from hpu_engine.planning.layout import Layout
+    from hpu_engine.planning.model.description import ModelConfigError, read_model_description
     from hpu_engine.planning.plan import PlanRequest, make_plan
     from hpu_engine.planning.recommend import recommend, ways_out
     from hpu_engine.planning.report import plan_document, plan_text
+    from hpu_engine.planning.shapes.choice import TooFewRecipes
     from hpu_engine.planning.violations import PlanError
 
     if (model is None) == (config is None):
@@ -119,7 +119,7 @@ def _draw(made: Plan, file: Path) -> None:
 
 
 def _read_trace(file: Path) -> list[Lengths]:
-    from hpu_engine.planning.trace import Lengths
+    from hpu_engine.planning.shapes.trace import Lengths
 
     try:
         if file.stat().st_size > TRACE_LIMIT_BYTES:

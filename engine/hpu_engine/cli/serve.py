@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from hpu_engine.contract import EXIT_CODES, FailureReason, TerminationMessage
-from hpu_engine.settings import ENV_PREFIX, ServeSettings, SettingsError, flag_of, load_settings
+from hpu_engine.settings.serve import ENV_PREFIX, ServeSettings, SettingsError, flag_of, load_settings
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode=None)
 
@@ -90,8 +90,8 @@ def _objection_to_the_budget(settings: ServeSettings) -> str | None:
     """
     if settings.max_num_batched_tokens is None:
         return None
-    from hpu_engine.planning.budget import BUDGET, MODEL_LENGTH, SEQUENCES, budget_violations
-    from hpu_engine.planning.shapes import StepLimits
+    from hpu_engine.planning.memory.budget import BUDGET, MODEL_LENGTH, SEQUENCES, budget_violations
+    from hpu_engine.planning.shapes.limits import StepLimits
 
     limits = StepLimits(
         max_model_len=settings.max_model_len or sys.maxsize,
@@ -108,7 +108,7 @@ def _objection_to_the_budget(settings: ServeSettings) -> str | None:
 
 def _refuse(message: str, termination_log: str | Path | None) -> int:
     """Settings that are wrong leave the same evidence as any other failure."""
-    from hpu_engine.server.termination import write_termination_log
+    from hpu_engine.server.pod.termination import write_termination_log
 
     typer.echo(f"error: {message}", err=True)
     path = termination_log or os.environ.get(f"{ENV_PREFIX}TERMINATION_LOG")

@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.core.batch import Batch, Chunk
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.single_attention import SingleRows
 from hpu_engine.model.step_ops import TORCH_OPS, ChunkAttention, Singles, StepOps
+from hpu_engine.step.batch import Batch, Chunk
 
 
 @dataclass(frozen=True, slots=True)

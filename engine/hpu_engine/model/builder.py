@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hpu_engine.device.base import Device, Linear
+from hpu_engine.group.collectives import ALONE, Groups
 from hpu_engine.model.attention import AttentionShape
 from hpu_engine.model.moe.combiner import AllReduce, Combiner, ReduceScatter, SingleRank
 from hpu_engine.model.moe.dispatcher import Dispatcher, GatherDispatch, NoDispatch
@@ -23,8 +24,7 @@ from hpu_engine.model.transformer import DenseMlp, FusedMlp, Layer, Mlp, Transfo
 from hpu_engine.model.weights.loading import OnBytes, load_parameters
 from hpu_engine.model.weights.name_table import NameTable, expand
 from hpu_engine.model.weights.placement import Placement
-from hpu_engine.parallel.collectives import ALONE, Groups
-from hpu_engine.planning.model import ModelDescription
+from hpu_engine.planning.model.description import ModelDescription
 
 _BIAS = "_bias"
 _ROUTER = ".router"

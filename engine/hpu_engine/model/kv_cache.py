@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpu_engine.planning.model import ModelDescription
+from hpu_engine.planning.model.description import ModelDescription
 
 
 @dataclass(frozen=True, slots=True)

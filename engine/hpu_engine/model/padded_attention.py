@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.core.padded_batch import PaddedBatch, PaddedChunk, PaddedSingles
 from hpu_engine.model.kv_cache import LayerCache
+from hpu_engine.step.padded_batch import PaddedBatch, PaddedChunk, PaddedSingles
 
 if TYPE_CHECKING:
     from hpu_engine.model.attention import AttentionShape, ExactAttention

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from hpu_engine.planning.model import Rotary, RotaryScaling
+from hpu_engine.planning.model.description import Rotary, RotaryScaling
 
 
 class RotaryTable:

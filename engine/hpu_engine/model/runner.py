@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.core.batch import Batch
-from hpu_engine.core.padded_batch import PaddedBatch
 from hpu_engine.device.base import Device
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.transformer import Transformer
+from hpu_engine.step.batch import Batch
+from hpu_engine.step.padded_batch import PaddedBatch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.device.base import Linear
-from hpu_engine.parallel.collectives import Collectives
+from hpu_engine.group.collectives import Collectives
 
 
 def reduced(linear: Linear, collectives: Collectives) -> Linear:

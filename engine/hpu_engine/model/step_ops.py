@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hpu_engine.device.base import Gate, Linear
-from hpu_engine.device.expert_kernels import silu_mul
+from hpu_engine.device.cpu.expert_kernels import silu_mul
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.rotary import rotate
 from hpu_engine.model.single_attention import single_rows

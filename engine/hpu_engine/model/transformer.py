@@ -13,15 +13,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hpu_engine.core.batch import Batch
-from hpu_engine.core.padded_batch import PaddedBatch
 from hpu_engine.device.base import Linear
 from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAttention
 from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.model.padded_attention import PaddedAttentionStep
 from hpu_engine.model.rotary import RotaryTable
 from hpu_engine.model.step_ops import TORCH_OPS, HeadNorms, StepOps, Turn
-from hpu_engine.planning.model import ModelDescription
+from hpu_engine.planning.model.description import ModelDescription
+from hpu_engine.step.batch import Batch
+from hpu_engine.step.padded_batch import PaddedBatch
 
 
 class Mlp(Protocol):

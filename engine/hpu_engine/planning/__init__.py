@@ -1,6 +1,6 @@
 """Pure arithmetic: what a deployment costs before a card is taken. Standard library and pydantic only."""
 
-from hpu_engine.planning.model import (
+from hpu_engine.planning.model.description import (
     Architecture,
     ModelConfigError,
     ModelConfigErrorKind,

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hpu_engine.planning.buckets import BucketSet, plan_buckets
-from hpu_engine.planning.budget import limit_violations, memory_violations
 from hpu_engine.planning.cards import Card
-from hpu_engine.planning.collectives import Traffic, step_traffic
-from hpu_engine.planning.memory import MemoryPlan, memory_plan
-from hpu_engine.planning.model import ModelDescription
-from hpu_engine.planning.parallel import Layout, layout_violations
-from hpu_engine.planning.parameters import active_parameter_count, parameter_count
-from hpu_engine.planning.shapes import StepLimits
-from hpu_engine.planning.step_cost import StepCost, step_cost
-from hpu_engine.planning.trace import Lengths, assumed_histogram, fitted_histogram
+from hpu_engine.planning.layout import Layout, layout_violations
+from hpu_engine.planning.memory.budget import limit_violations, memory_violations
+from hpu_engine.planning.memory.plan import MemoryPlan, memory_plan
+from hpu_engine.planning.memory.weights import KvFormat, WeightFormat
+from hpu_engine.planning.model.description import ModelDescription
+from hpu_engine.planning.model.parameters import active_parameter_count, parameter_count
+from hpu_engine.planning.shapes.buckets import BucketSet, plan_buckets
+from hpu_engine.planning.shapes.limits import StepLimits
+from hpu_engine.planning.shapes.step_cost import StepCost, step_cost
+from hpu_engine.planning.shapes.trace import Lengths, assumed_histogram, fitted_histogram
+from hpu_engine.planning.shapes.warm_up import WarmUpPlan, warm_up_plan
+from hpu_engine.planning.traffic import Traffic, step_traffic
 from hpu_engine.planning.violations import PlanError, Violation
-from hpu_engine.planning.warm_up import WarmUpPlan, warm_up_plan
-from hpu_engine.planning.weights_memory import KvFormat, WeightFormat
 
 DEFAULT_RECIPES = 128
 DEFAULT_SEQUENCES = 64

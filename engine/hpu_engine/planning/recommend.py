@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hpu_engine.planning.budget import BLOCKS
 from hpu_engine.planning.cards import CARDS
-from hpu_engine.planning.collectives import step_collective_seconds, step_traffic
-from hpu_engine.planning.parallel import CARDS_PER_SERVER, Layout, layout_violations, valid_tensor_sizes
+from hpu_engine.planning.layout import CARDS_PER_SERVER, Layout, layout_violations, valid_tensor_sizes
+from hpu_engine.planning.memory.budget import BLOCKS
 from hpu_engine.planning.plan import PlanRequest, fits
-from hpu_engine.planning.shapes import Kind
-from hpu_engine.planning.step_cost import step_cost
+from hpu_engine.planning.shapes.limits import Kind
+from hpu_engine.planning.shapes.step_cost import step_cost
+from hpu_engine.planning.traffic import step_collective_seconds, step_traffic
 
 TYPICAL_CONTEXT = 2048
 """Tokens of context of a decoding request that layouts are compared at."""

@@ -8,7 +8,7 @@ from typing import Any
 from hpu_engine.planning.cards import GIB, Seconds
 from hpu_engine.planning.plan import Plan
 from hpu_engine.planning.recommend import Recommendation
-from hpu_engine.planning.shapes import Kind
+from hpu_engine.planning.shapes.limits import Kind
 
 
 def plan_document(

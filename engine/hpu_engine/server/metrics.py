@@ -9,7 +9,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from hpu_engine.core.messages import Heartbeat, StepOutputs
+from hpu_engine.wire.messages import Heartbeat, StepOutputs
 
 __all__ = ["CONTENT_TYPE_LATEST", "Metrics", "RankMetrics"]
 

@@ -19,17 +19,17 @@ import structlog
 from aiohttp import web
 
 from hpu_engine.contract import EXIT_CODES, ExitCode, FailureReason, Phase, TerminationMessage
-from hpu_engine.server.control import build_control
 from hpu_engine.server.errors import ApiError
-from hpu_engine.server.lifecycle import Shutdown, drain
 from hpu_engine.server.listener import BACKLOG, Runner, most_connections
 from hpu_engine.server.metrics import Metrics
-from hpu_engine.server.pod import Pod
-from hpu_engine.server.rank import Rank
-from hpu_engine.server.supervisor import WORKER_COMMAND, Worker
+from hpu_engine.server.pod.control import build_control
+from hpu_engine.server.pod.drain import Shutdown, drain
+from hpu_engine.server.pod.pod import Pod
+from hpu_engine.server.pod.rank import Rank
+from hpu_engine.server.pod.supervisor import WORKER_COMMAND, Worker
+from hpu_engine.server.pod.termination import Failed, in_words, write_termination_log
 from hpu_engine.server.terminal import configure_logging, log_progress, show_progress
-from hpu_engine.server.termination import Failed, in_words, write_termination_log
-from hpu_engine.settings import ServeSettings, flag_of, unknown_variables
+from hpu_engine.settings.serve import ServeSettings, flag_of, unknown_variables
 
 log = structlog.get_logger()
 
@@ -84,14 +84,14 @@ class _Server:
 
     def __post_init__(self) -> None:
         # These imports are what a start waits for longest; the control port is open by now.
-        from hpu_engine.server.engine import Engine
-        from hpu_engine.server.serving import Serving
+        from hpu_engine.server.requests.admission import Engine
+        from hpu_engine.server.requests.serving import Serving
 
         self.engine = Engine(self.pod.ranks, self.settings.max_open_requests)
         self.serving = Serving(self.pod, self.engine, self.settings.model_name, int(time.time()))
 
     async def serve(self, control: str) -> int:
-        from hpu_engine.server.app import build_api
+        from hpu_engine.server.api.app import build_api
 
         api = await _listen(self.closing, build_api(self.serving, self.metrics), self.settings, "port")
         log.info("listening", api=api, control=control)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from hpu_engine.contract import Phase, RankState
-from hpu_engine.core.messages import Progress as Reported
-from hpu_engine.server.pod import Pod
+from hpu_engine.server.pod.pod import Pod
+from hpu_engine.wire.messages import Progress as Reported
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

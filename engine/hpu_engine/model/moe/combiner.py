@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hpu_engine.parallel.collectives import Collectives
+from hpu_engine.group.collectives import Collectives
 
 
 class Combiner(Protocol):

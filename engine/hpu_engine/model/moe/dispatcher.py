@@ -13,8 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from hpu_engine.group.collectives import Collectives
 from hpu_engine.model.moe.routing import Routing
-from hpu_engine.parallel.collectives import Collectives
 
 Prepare = Callable[[Tensor], Tensor]
 """What the experts do to hidden states first (quantise them, or nothing), row by row."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hpu_engine.device.base import Linear
 from hpu_engine.model.moe.routing import NOWHERE, Routing
-from hpu_engine.planning.model import Moe
+from hpu_engine.planning.model.description import Moe
 
 
 @dataclass(frozen=True, slots=True)

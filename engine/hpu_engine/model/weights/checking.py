@@ -15,7 +15,7 @@ from hpu_engine.model.weights.errors import WeightsError
 from hpu_engine.model.weights.name_table import NameTable, expand, nearest
 from hpu_engine.model.weights.reading import DTYPES
 from hpu_engine.model.weights.safetensors_files import StoredTensor, list_tensors
-from hpu_engine.planning.model import ModelDescription
+from hpu_engine.planning.model.description import ModelDescription
 
 MISSING = "missing: config.json asks for it, and no file has it"
 _QUANTISED = ".quant_weight"

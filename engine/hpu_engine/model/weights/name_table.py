@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from hpu_engine.model.weights.placement import Placement, Region
-from hpu_engine.planning.model import Architecture, ModelDescription
-from hpu_engine.planning.parameters import Cut, Part, TensorRow, tensor_table
+from hpu_engine.planning.model.description import Architecture, ModelDescription
+from hpu_engine.planning.model.parameters import Cut, Part, TensorRow, tensor_table
 
 Shape = tuple[int, ...]
 

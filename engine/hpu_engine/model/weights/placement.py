@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hpu_engine.model.moe.window import ExpertWindow, expert_window
-from hpu_engine.planning.model import ModelDescription
-from hpu_engine.planning.parallel import Layout
-from hpu_engine.planning.parameters import Cut, TensorRow
+from hpu_engine.planning.layout import Layout
+from hpu_engine.planning.model.description import ModelDescription
+from hpu_engine.planning.model.parameters import Cut, TensorRow
 
 Region = tuple[tuple[int, int], ...]
 """Start and stop on every axis of a stored tensor."""

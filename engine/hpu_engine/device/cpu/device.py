@@ -1,0 +1,165 @@
+"""The CPU device: real answers without a card.
+
+Compute type. Where this processor multiplies bfloat16 natively (oneDNN says so) bfloat16 is computed as such; elsewhere
+a bfloat16 matrix product is emulated at a fraction of the speed of float32, so everything is computed in float32, which
+rounds less, with weights of half the bytes where that loses no digit. Kernels of linears are chosen by speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hpu_engine.device.base import Device, ExpertKernel, Gate, Linear, UnsupportedOnDevice, WarmUpShape
+from hpu_engine.device.cpu.exact_rows import RowClass, exact_linear, find_group_rows, find_row_class
+from hpu_engine.device.cpu.expert_kernels import silu_mul, sorted_kernel, static_kernel
+from hpu_engine.device.cpu.linear_kernels import LinearKernels, packed, plain
+from hpu_engine.device.cpu.native.ops import NativeOps
+
+_LinearKey = tuple[torch.dtype, int, int]
+"""Type, rows and columns of a weight: linears of one key are treated alike."""
+
+ROWS_OF_ONE_THREAD = 4
+"""Up to so many tokens a second thread is not worth being woken for every operation (SmolLM2 over HTTP on a Zen 3, one
+request on two cores: 22 to 24 tokens/s with one thread, 14 to 15 with two). A linear that waits for memory longer than
+that takes, on a processor whose threads each get a part of it only, still calls all of them.
+"""
+
+
+class CpuDevice(Device):
+    name = "cpu"
+    default_max_batched_tokens = 256
+
+    def __init__(self, *, exact: bool = False, static_shapes: bool = False, native: NativeOps | None = None) -> None:
+        """`static_shapes`: nothing of a step may branch on its data, as on a device that compiles graphs.
+
+        `native`: kernels compiled for this processor, with activations in float32, which treat all row counts alike.
+        """
+        self._native = self.step_ops = native
+        self._exact = exact
+        self._static_shapes = static_shapes
+        self._kernels = LinearKernels()
+        self._row_classes: dict[_LinearKey, RowClass] = {}
+
+    @contextmanager
+    def working_on(self, rows: int) -> Iterator[None]:
+        """One thread for few tokens. Compiled kernels decide by themselves, exact ones must not differ by steps."""
+        threads = torch.get_num_threads()
+        if self._exact or self._native is not None or rows > ROWS_OF_ONE_THREAD or threads == 1:
+            yield
+            return
+        with _one_thread():
+            yield
+
+    def compute_dtype(self, requested: str) -> torch.dtype:
+        match requested:
+            case "float32":
+                return torch.float32
+            case "bfloat16":
+                return torch.bfloat16 if multiplies_bfloat16() and self._native is None else torch.float32
+        raise UnsupportedOnDevice(f"dtype {requested} is not supported on the CPU; supported are bfloat16, float32")
+
+    def operand_dtype(self, compute: torch.dtype) -> torch.dtype:
+        return compute if self._native is None else self._native.kv_dtype
+
+    def linear(self, weight: Tensor, bias: Tensor | None, *, rounds: bool = True) -> Linear:
+        if self._native is not None:
+            return self._native.linear(weight, bias, rounds=rounds)
+        return self._exact_linear(weight, bias) if self._exact else self._kernels.build(weight, bias)
+
+    def _exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """The choice of kernel is not measured here: it must be the same at every start."""
+        key: _LinearKey = (weight.dtype, weight.shape[0], weight.shape[1])
+        if key not in self._row_classes:
+            no_bias = None if bias is None else torch.zeros_like(bias)
+            self._row_classes[key] = find_row_class(
+                lambda own: packed(own, no_bias) or plain(own, no_bias), (key[1], key[2]), key[0]
+            )
+        return exact_linear(packed(weight, bias) or plain(weight, bias), self._row_classes[key])
+
+    def exact_group_rows(
+        self, *, group: int, chunk_rows: int, head_dim: int, block_size: int, dtype: torch.dtype
+    ) -> int:
+        return find_group_rows(group, chunk_rows, head_dim, block_size, dtype)
+
+    def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:
+        if self._static_shapes:
+            return static_kernel(experts, self.gate)
+        fused = None if self._native is None else self._native.experts(experts)
+        return fused or sorted_kernel(experts, self.gate)
+
+    @property
+    def gate(self) -> Gate:
+        if self._native is not None:
+            return self._native.silu_mul
+        return _uncut_silu_mul if self._exact else silu_mul
+
+    def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:
+        """A whole budget of prompt, prompt and decoding mixed, and decoding alone at a few widths."""
+        longest = max_len - 1
+        chunk = min(max_batched_tokens, longest)
+        if chunk > 1:
+            yield WarmUpShape(chunks=1, chunk_len=chunk, singles=0, context_len=0)
+            decoding = min(max_num_seqs - 1, max_batched_tokens // 2)
+            room = min(max_batched_tokens - decoding, longest)
+            if decoding and room > 1:
+                yield WarmUpShape(chunks=1, chunk_len=room, singles=decoding, context_len=0)
+        singles = min(max_num_seqs, max_batched_tokens)
+        while singles:
+            yield WarmUpShape(chunks=0, chunk_len=0, singles=singles, context_len=min(longest, 255))
+            singles //= 2
+
+    def available_memory_bytes(self) -> int:
+        return min(_host_available_bytes(), _cgroup_available_bytes())
+
+
+def _uncut_silu_mul(gate_up: Tensor) -> Tensor:
+    """Many elements are cut among threads, not at the ends of rows; the last ones before a cut go through instructions
+    that round otherwise, and where the cuts fall depends on how many rows there are.
+    """
+    with _one_thread():
+        return silu_mul(gate_up)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether oneDNN has bfloat16 products on this processor (AVX-512 or newer)."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _host_available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62
+
+
+def _cgroup_available_bytes() -> int:
+    """Room below this container's limit (cgroup v2); without one, no bound."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        inactive = _inactive_file_bytes()
+    except (OSError, ValueError):
+        return 1 << 62
+    return 1 << 62 if limit == "max" else int(limit) - used + inactive
+
+
+def _inactive_file_bytes() -> int:
+    for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines():
+        if line.startswith("inactive_file "):
+            return int(line.split()[1])
+    return 0

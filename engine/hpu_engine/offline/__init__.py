@@ -1,0 +1,1 @@
+"""`LLM(...)`: one rank in this process, without a server."""

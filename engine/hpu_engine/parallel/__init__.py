@@ -1,1 +1,0 @@
-"""Ranks that compute one thing together: what they say to each other, in this process or between processes."""

@@ -1,0 +1,1 @@
+"""Does it fit: weights, KV cache and activations of one card."""

@@ -1,0 +1,1 @@
+"""What a model is: its description, read from a config.json."""

@@ -1,0 +1,1 @@
+"""Which shapes a step can have, and which of them are compiled."""

@@ -1,0 +1,1 @@
+"""Which requests share the next step: requests, KV blocks, scheduler. Torch-free."""

@@ -1,0 +1,1 @@
+"""The pod: its ranks and workers, supervision, drain, control endpoint."""

@@ -1,0 +1,1 @@
+"""One step: its shapes, its batch, the sampler, and the loop that runs it."""

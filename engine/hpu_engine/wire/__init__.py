@@ -1,0 +1,1 @@
+"""What the server process and its workers say to each other. Torch-free."""

@@ -1,0 +1,1 @@
+"""The process that drives one card: start-up, warm-up, serving."""
