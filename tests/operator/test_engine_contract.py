@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hpu_engine.contract import API_PORT, CONTROL_PORT, FailureReason
-from hpu_engine.settings import ServeSettings, load_settings
+from hpu_engine.settings.serve import ServeSettings, load_settings
 from hpu_operator.api.crd import structural_schema
 from hpu_operator.api.inference import Spec
 from hpu_operator.domain.causes import ENGINE_REASONS
