@@ -1,11 +1,10 @@
-"""What a layer does besides its linears and chunks: one seam, torch's operators behind it or a device's own kernels.
+"""What a layer does besides its linears, by torch's operators, and what attention on this device is made of.
 
 All work row by row, so that a row's bits depend on that row alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
@@ -13,71 +12,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.device.base import Gate, Linear
+from hpu_engine.device.base import Gate, HeadNorms, LayerOps, Linear, Turn
 from hpu_engine.device.cpu.expert_kernels import silu_mul
-from hpu_engine.model.kv_cache import LayerCache
-from hpu_engine.model.rotary import rotate
-from hpu_engine.model.single_attention import single_rows
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """Weights [head_dim] of the norms of queries and keys, where a family has them."""
-
-    q: Tensor
-    k: Tensor
-    eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """cos and sin [tokens, 1, head_dim] of a step's positions, and how the pairs of a head lie."""
-
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool
+from hpu_engine.device.cpu.kv_cache import LayerPages
+from hpu_engine.device.cpu.single_attention import single_rows
 
 
 class Singles(Protocol):
     """Attention of the rows with one new token, prepared for one step."""
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         """`q` [rows, kv_heads, group, head_dim], scaled; the same shape back."""
 
 
 class ChunkAttention(Protocol):
     """Attention of one row with several new tokens, prepared for one step."""
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         """`q` [new tokens, heads, head_dim] of the row to [new tokens, heads * head_dim]."""
 
 
-class StepOps(Protocol):
-    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """`x` + `delta` [rows, width] (`x` itself without one), and its root mean square norm times `weight` in the
-        type of `weight`. The sum may be kept in a wider type.
-        """
+class CpuOps(LayerOps, Protocol):
+    """What this device's attention is made of, beside what every device does in a layer."""
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """[rows, 2 * width], gate first, to silu(gate) * up [rows, width]."""
-
-    def rotate(self, qkv: Tensor, heads: int, norms: HeadNorms | None, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
-        """`qkv` [tokens, heads + 2 * kv_heads, head_dim] to queries and keys, normed and turned, and values."""
-
-    def begin(self, cache: LayerCache, pages: Tensor) -> None:
+    def begin(self, cache: LayerPages, pages: Tensor) -> None:
         """Makes `pages` [count], which get their first token in this step, fit for this attention to read."""
 
-    def write(self, cache: LayerCache, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Stores `keys` and `values` [tokens, kv_heads, head_dim] in the rows of `LayerCache.slot_rows`."""
+    def write(self, cache: LayerPages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Stores `keys` and `values` [tokens, kv_heads, head_dim] in the rows of `LayerPages.slot_rows`."""
 
-    def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
+    def singles(self, tables: Tensor, lens: Tensor, cache: LayerPages, group: int) -> Singles:
         """`tables` [rows, width] padded with scratch, `lens` [rows]: visible tokens."""
 
     def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> ChunkAttention | None:
         """`blocks` hold the row's context and its new tokens. None: torch's fused kernel does it."""
-
-    def mlp(self, gate_up: Linear, down: Linear) -> Linear | None:
-        """A gated MLP of two of the device's linears as one kernel. None: it is done by its parts."""
 
 
 class TorchOps:
@@ -98,16 +66,16 @@ class TorchOps:
         if norms is not None:
             parts = ((qk[:, :heads], norms.q), (qk[:, heads:], norms.k))
             qk = torch.cat([_rms_norm(part.float(), weight, norms.eps) for part, weight in parts], 1)
-        qk = rotate(qk, turn.cos, turn.sin, interleaved=turn.interleaved)
+        qk = turned_by(qk, turn)
         return qk[:, :heads], qk[:, heads:], values
 
-    def begin(self, cache: LayerCache, pages: Tensor) -> None:
+    def begin(self, cache: LayerPages, pages: Tensor) -> None:
         cache.clear(pages)
 
-    def write(self, cache: LayerCache, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, cache: LayerPages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         cache.write(slot_rows, keys, values)
 
-    def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
+    def singles(self, tables: Tensor, lens: Tensor, cache: LayerPages, group: int) -> Singles:
         return single_rows(tables, lens, cache, group)
 
     def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> None:
@@ -126,6 +94,18 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale = torch.addcmul(_constant(eps), length, length, value=1 / x.shape[-1]).rsqrt_()
     return (x * scale).mul_(weight).to(weight.dtype)
+
+
+def turned_by(x: Tensor, turn: Turn) -> Tensor:
+    """`x` [tokens, heads, head_dim], its pairs turned."""
+    turned = x * turn.cos
+    if turn.interleaved:
+        return turned.addcmul_(x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape), turn.sin)
+    # Halves are swapped where they lie: a swapped copy of `x` would cost as much as the rest.
+    half = x.shape[-1] // 2
+    turned[..., :half].addcmul_(x[..., half:], turn.sin[..., :half])
+    turned[..., half:].addcmul_(x[..., :half], turn.sin[..., half:])
+    return turned
 
 
 @cache

@@ -1,23 +1,20 @@
 """Attention of one step in bucket shapes: no shape here depends on anything but the buckets.
 
-The formulas are those of `hpu_engine.model.attention` and give the same bits under `ExactAttention`: padding adds pages
-that nobody sees behind a row's own, and their weight of 0 changes no sum. For that scratch must hold finite numbers:
-padding tokens write zeros there, and nobody else writes there.
+The formulas are those of the attention in own shapes and give the same bits under `ExactAttention`: padding adds pages
+behind a row's own, and their weight of 0 changes no sum. For that scratch must hold finite numbers: padding tokens
+write zeros there, and nothing else is written there.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.model.kv_cache import LayerCache
+from hpu_engine.device.base import AttentionShape
+from hpu_engine.device.cpu.attention import ExactAttention
+from hpu_engine.device.cpu.kv_cache import LayerPages
 from hpu_engine.step.padded_batch import PaddedBatch, PaddedChunk, PaddedSingles
-
-if TYPE_CHECKING:
-    from hpu_engine.model.attention import AttentionShape, ExactAttention
 
 
 class PaddedAttentionStep:
@@ -27,7 +24,7 @@ class PaddedAttentionStep:
         self,
         shape: AttentionShape,
         batch: PaddedBatch,
-        cache: LayerCache,
+        cache: LayerPages,
         dtype: torch.dtype,
         exact: ExactAttention | None,
     ) -> None:
@@ -43,12 +40,12 @@ class PaddedAttentionStep:
         padded_group = exact.group_rows if exact else shape.group
         self._parts += [_Singles(shape, singles, cache, padded_group) for singles in batch.singles]
 
-    def write(self, cache: LayerCache, keys: Tensor, values: Tensor) -> None:
+    def write(self, cache: LayerPages, keys: Tensor, values: Tensor) -> None:
         """`keys`, `values` [tokens, kv_heads, head_dim] of the whole batch; padding writes zeros to scratch."""
         cache.clear(self._new_blocks)
         cache.write(self._slot_rows, *(new.masked_fill(self._is_padding, 0.0) for new in (keys, values)))
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         """`q` [tokens, heads, head_dim] to [tokens, heads * head_dim], 0 for padding; valid until the next call."""
         tokens = q.shape[0]
         self._queries[:tokens] = q
@@ -60,14 +57,14 @@ class PaddedAttentionStep:
 class _FusedChunk:
     """One row with several new tokens, by the library's fused kernel."""
 
-    def __init__(self, shape: AttentionShape, chunk: PaddedChunk, cache: LayerCache, dtype: torch.dtype) -> None:
+    def __init__(self, shape: AttentionShape, chunk: PaddedChunk, cache: LayerPages, dtype: torch.dtype) -> None:
         self.rows = chunk.rows
         self._shape = shape
         self._blocks = chunk.blocks
         hidden = _hidden(chunk.last_visible, chunk.blocks.shape[0] * cache.block_size)
         self._mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         s, count = self._shape, q.shape[0]
         shared = (s.kv_heads, s.group, -1, s.head_dim)
         keys, values = (
@@ -82,7 +79,7 @@ class _FusedChunk:
 class _SlicedChunk:
     """One row with several new tokens, some tokens at a time, each slice over all pages."""
 
-    def __init__(self, shape: AttentionShape, chunk: PaddedChunk, cache: LayerCache, exact: ExactAttention) -> None:
+    def __init__(self, shape: AttentionShape, chunk: PaddedChunk, cache: LayerPages, exact: ExactAttention) -> None:
         self.rows = chunk.rows
         self._shape = shape
         self._tokens = exact.chunk_tokens
@@ -94,7 +91,7 @@ class _SlicedChunk:
             _hidden(part, length).repeat(shape.group, 1) for part in torch.split(last_visible, self._tokens)
         ]
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         count = q.shape[0]
         slices = torch.split(F.pad(q * self._shape.scale, (0, 0, 0, 0, 0, self._missing)), self._tokens)
         keys, values = (pages.index_select(0, self._blocks) for pages in (cache.keys, cache.values))
@@ -116,7 +113,7 @@ class _SlicedChunk:
 class _Singles:
     """All rows with one new token: products page by page, each with its owner's query, the rest row by row."""
 
-    def __init__(self, shape: AttentionShape, singles: PaddedSingles, cache: LayerCache, padded_group: int) -> None:
+    def __init__(self, shape: AttentionShape, singles: PaddedSingles, cache: LayerPages, padded_group: int) -> None:
         self.rows = singles.rows
         self._shape = shape
         self._blocks = singles.blocks
@@ -135,7 +132,7 @@ class _Singles:
         self._columns = singles.places.t().contiguous()
         self._hidden = (torch.arange(width * size) >= singles.lens[:, None])[:, None, :]
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         s, rows, size, group = self._shape, q.shape[0], cache.block_size, self._padded_group
         pages = self._blocks.shape[0]
         batch = pages * s.kv_heads

@@ -1,8 +1,8 @@
 """The KV cache of one worker: per layer pages of keys and of values, heads outside tokens.
 
 A page is one KV block of one layer, `[kv_heads, block_size, head_dim]`; pages lie one behind the other. A run of pages
-is therefore one batch of matrices without a copy, and a token is written as one row per head. Page 0 is scratch, so
-there is one page more than the pool hands out.
+is therefore one batch of matrices without a copy, and a token is written as one row per head. Page 0 is scratch, and so
+are the pages behind those that the pool hands out.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hpu_engine.planning.model.description import ModelDescription
-
 
 @dataclass(frozen=True, slots=True)
-class LayerCache:
+class LayerPages:
     """`keys` and `values` [pages, kv_heads, block_size, head_dim] of one layer."""
 
     keys: Tensor
@@ -37,7 +35,7 @@ class LayerCache:
         """Where `write` puts each head of each token: [tokens * kv_heads], the same for every layer."""
         _, heads, size, _ = self.keys.shape
         pages, offsets = slots // size, slots % size
-        return ((pages[:, None] * heads + torch.arange(heads)) * size + offsets[:, None]).flatten()
+        return ((pages[:, None] * heads + torch.arange(heads, device=slots.device)) * size + offsets[:, None]).flatten()
 
     def clear(self, pages: Tensor) -> None:
         """Zero whole `pages` [count] before their first token is written: what is masked is still multiplied by a
@@ -55,11 +53,11 @@ class LayerCache:
 
 
 def allocate_kv_cache(
-    description: ModelDescription, num_blocks: int, block_size: int, dtype: torch.dtype
-) -> tuple[LayerCache, ...]:
-    """A cache of `num_blocks` blocks and scratch for every layer; memory is taken as pages are first written."""
-    shape = (num_blocks + 1, description.kv_heads, block_size, description.head_dim)
-    return tuple(LayerCache(_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype)) for _ in range(description.layers))
+    *, layers: int, pages: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+) -> tuple[LayerPages, ...]:
+    """An empty cache of `pages` pages in every layer; memory is taken as pages are first written."""
+    shape = (pages, kv_heads, block_size, head_dim)
+    return tuple(LayerPages(_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype)) for _ in range(layers))
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -71,9 +69,3 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     with suppress(OSError):  # a kernel without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
-
-
-def kv_block_bytes(description: ModelDescription, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, keys and values."""
-    per_token = 2 * description.layers * description.kv_heads * description.head_dim * dtype.itemsize
-    return per_token * block_size

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.model.kv_cache import LayerCache
+from hpu_engine.device.cpu.kv_cache import LayerPages
 
 RUN_MULTIPLE = 8
 """A run is rounded up to this many pages where the library builds a kernel per shape: it then builds few. For float32
@@ -24,7 +24,7 @@ FUSED_PAGES = 16
 """Up to so many pages the fused kernel is the faster way (bfloat16: 0.4 of the other's time for 2, 0.9 for 16)."""
 
 
-def single_rows(tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> SingleRows | FusedPages:
+def single_rows(tables: Tensor, lens: Tensor, cache: LayerPages, group: int) -> SingleRows | FusedPages:
     """The faster way for a step's rows; in float32 the two are near each other."""
     is_fused = cache.keys.dtype is not torch.float32 and 0 < tables.numel() <= FUSED_PAGES
     if is_fused:
@@ -41,7 +41,7 @@ class PageRun:
     hold another's NaN.
     """
 
-    def __init__(self, tables: Tensor, lens: Tensor, cache: LayerCache, multiple: int) -> None:
+    def __init__(self, tables: Tensor, lens: Tensor, cache: LayerPages, multiple: int) -> None:
         rows, width = tables.shape
         size = cache.block_size
         num_pages = (lens + size - 1) // size
@@ -78,7 +78,7 @@ class SingleRows:
         self,
         tables: Tensor,
         lens: Tensor,
-        cache: LayerCache,
+        cache: LayerPages,
         group: int,
         padded_group: int,
         *,
@@ -105,7 +105,7 @@ class SingleRows:
         self._missing = None if bool(run.wanted.all()) else ~run.wanted.t()[:, :, None]
         self._columns = run.page_at.t().contiguous()
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         """`q` [rows, kv_heads, group, head_dim], scaled; the same shape back."""
         kv_heads, size, head_dim = cache.keys.shape[1:]
         count, group = self._run.count, self._padded_group
@@ -144,7 +144,7 @@ class FusedPages:
     `tables` and `lens` are those of `SingleRows`.
     """
 
-    def __init__(self, tables: Tensor, lens: Tensor, cache: LayerCache) -> None:
+    def __init__(self, tables: Tensor, lens: Tensor, cache: LayerPages) -> None:
         size = cache.block_size
         self._run = run = PageRun(tables, lens, cache, 1)
         ends = lens[run.owner] - run.column * size
@@ -154,7 +154,7 @@ class FusedPages:
         self._to_rows = run.page_at.flatten()
         self._missing = torch.zeros(tables.shape).masked_fill_(~run.wanted, float("-inf"))[:, :, None, None]
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         """`q` [rows, kv_heads, group, head_dim], scaled; the same shape back."""
         rows = q.shape[0]
         mixes, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(

@@ -15,25 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hpu_engine.model.kv_cache import LayerCache
-from hpu_engine.model.single_attention import SingleRows
-from hpu_engine.model.step_ops import TORCH_OPS, ChunkAttention, Singles, StepOps
+from hpu_engine.device.base import AttentionShape
+from hpu_engine.device.cpu.kv_cache import LayerPages
+from hpu_engine.device.cpu.single_attention import SingleRows
+from hpu_engine.device.cpu.torch_ops import ChunkAttention, CpuOps, Singles
 from hpu_engine.step.batch import Batch, Chunk
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """`scale` multiplies the scores (1 / sqrt(head_dim))."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    scale: float
-
-    @property
-    def group(self) -> int:
-        """Query heads per KV head."""
-        return self.heads // self.kv_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +37,11 @@ class AttentionStep:
         self,
         shape: AttentionShape,
         batch: Batch,
-        cache: LayerCache,
+        cache: LayerPages,
         dtype: torch.dtype,
         exact: ExactAttention | None,
         *,
-        ops: StepOps = TORCH_OPS,
+        ops: CpuOps,
     ) -> None:
         self._shape = shape
         self._ops = ops
@@ -78,13 +64,13 @@ class AttentionStep:
             else ops.singles(tables, lens, cache, shape.group)
         )
 
-    def write(self, cache: LayerCache, keys: Tensor, values: Tensor) -> None:
+    def write(self, cache: LayerPages, keys: Tensor, values: Tensor) -> None:
         """`keys`, `values` [tokens, kv_heads, head_dim] of the whole batch."""
         if self._new_blocks.shape[0]:
             self._ops.begin(cache, self._new_blocks)
         self._ops.write(cache, self._slot_rows, keys, values)
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         """`q` [tokens, heads, head_dim] to [tokens, heads * head_dim]."""
         s = self._shape
         parts = [chunk.attend(q[tokens], cache) for tokens, chunk in self._chunks]
@@ -99,12 +85,12 @@ class AttentionStep:
 class _FusedChunk:
     """One row with several new tokens, by the library's fused kernel."""
 
-    def __init__(self, shape: AttentionShape, chunk: Chunk, cache: LayerCache, dtype: torch.dtype) -> None:
+    def __init__(self, shape: AttentionShape, chunk: Chunk, cache: LayerPages, dtype: torch.dtype) -> None:
         self._shape = shape
         self._chunk = chunk
         self._mask = _mask(chunk.context_len, chunk.new_len, chunk.blocks.shape[0] * cache.block_size, dtype)
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         s, chunk = self._shape, self._chunk
         keys, values = (
             pages.index_select(0, chunk.blocks).transpose(0, 1).reshape(s.kv_heads, 1, -1, s.head_dim)
@@ -124,7 +110,7 @@ class _SlicedChunk:
     Query heads of a group are stacked along the tokens of a slice.
     """
 
-    def __init__(self, shape: AttentionShape, chunk: Chunk, cache: LayerCache, exact: ExactAttention) -> None:
+    def __init__(self, shape: AttentionShape, chunk: Chunk, cache: LayerPages, exact: ExactAttention) -> None:
         self._shape = shape
         self._chunk = chunk
         self._tokens = exact.chunk_tokens
@@ -136,7 +122,7 @@ class _SlicedChunk:
             mask = _mask(first, self._tokens, pages * size, torch.float32)
             self._slices.append((first - chunk.context_len, pages, mask.repeat(shape.group, 1)))
 
-    def attend(self, q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         chunk = self._chunk
         own = F.pad(q * self._shape.scale, (0, 0, 0, 0, 0, -chunk.new_len % self._tokens))
         parts = [
@@ -145,7 +131,7 @@ class _SlicedChunk:
         ]
         return torch.cat(parts)[: chunk.new_len]
 
-    def _slice(self, q: Tensor, blocks: list[int], mask: Tensor, cache: LayerCache) -> Tensor:
+    def _slice(self, q: Tensor, blocks: list[int], mask: Tensor, cache: LayerPages) -> Tensor:
         s = self._shape
         queries = q.view(-1, s.kv_heads, s.group, s.head_dim).permute(1, 2, 0, 3).reshape(s.kv_heads, -1, s.head_dim)
         scores = torch.cat([torch.bmm(queries, cache.keys[block].transpose(1, 2)) for block in blocks], dim=-1)
