@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,10 +13,9 @@ from hpu_engine.device.base import Device, LayerCache
 from hpu_engine.model.transformer import Transformer
 from hpu_engine.step.batch import Batch, build_batch
 from hpu_engine.step.input import StepInput
+from hpu_engine.step.loop import TakeScores
 from hpu_engine.step.padded_batch import PaddedBatch, build_padded_batch
 from hpu_engine.step.shapes import FirstSeen, ShapeMap, StepShapes
-
-TakeScores = Callable[[Tensor], None]
 
 
 @dataclass(slots=True)
@@ -38,12 +37,12 @@ class ModelRunner:
         return self.transformer.description.vocab
 
     @torch.inference_mode()
-    def run(self, step: StepInput, shapes: StepShapes, take_scores: TakeScores = lambda logits: None) -> Tensor:
-        """Runs `step` in `shapes`: logits [outputs, vocab] float32 of its emitting rows, then padding's.
+    def run(self, step: StepInput, shapes: StepShapes, take_scores: TakeScores = lambda logits, count: None) -> Tensor:
+        """Runs `step` in `shapes`: logits [outputs, vocab] float32 of its emitting rows, then of padding.
 
-        Logits of scored prompt tokens go to `take_scores` piece by piece, without padding: of a whole chunk they would
-        take more memory than anything else. A step of fewer rows than `shapes` has, down to none, runs the same
-        operations, and reads and writes nothing but scratch for what is missing.
+        Logits of scored prompt tokens go to `take_scores` piece by piece: all of a chunk at once would take more memory
+        than anything else. A step with fewer rows than `shapes`, down to none, runs the same operations, and reads and
+        writes nothing but scratch for what is missing.
         """
         self.shape = str(shapes)
         self.first_seen.see(shapes.recipes())
@@ -56,7 +55,7 @@ class ModelRunner:
         wanted = shapes.outputs.padded
         logits = self._logits(hidden[batch.output_rows]) if wanted else hidden.new_empty(0, self.vocab)
         for fit, rows in zip(shapes.scores, batch.score_pieces, strict=True):
-            take_scores(self._logits(hidden[rows])[: fit.count])
+            take_scores(self._logits(hidden[rows]), fit.count)
         return logits
 
     def _batch(self, step: StepInput, shapes: StepShapes) -> Batch | PaddedBatch:

@@ -31,6 +31,9 @@ Agree = Callable[[StepShapes], StepShapes]
 A rank without work of its own then runs padding alone.
 """
 
+TakeScores = Callable[[Tensor, int], None]
+"""Takes logits [tokens, vocab] float32 of scored prompt tokens, and how many of these rows are no padding."""
+
 
 def alone(shapes: StepShapes) -> StepShapes:
     """The agreement of a rank that computes with no other."""
@@ -47,7 +50,7 @@ class Runner(Protocol):
     @property
     def vocab(self) -> int: ...
 
-    def run(self, step: StepInput, shapes: StepShapes, take_scores: Callable[[Tensor], None]) -> Tensor:
+    def run(self, step: StepInput, shapes: StepShapes, take_scores: TakeScores) -> Tensor:
         """Logits [outputs, vocab] float32 of the emitting rows, then of padding; those of scored prompt tokens go to
         `take_scores`, some at a time, in the order of the rows.
         """
@@ -192,9 +195,9 @@ class _Scoring:
             for position in range(row.score_from, row.score_from + row.scores):
                 yield row.request.tokens[position + 1], row.request.params.prompt_logprobs or 0
 
-    def take(self, logits: Tensor) -> None:
-        """`logits` [tokens, vocab] of the next scored tokens."""
-        self._scores.extend(_score(row, *next(self._wanted)) for row in logits)
+    def take(self, logits: Tensor, count: int) -> None:
+        """`logits` [tokens, vocab] of the next `count` scored tokens, then of padding."""
+        self._scores.extend(_score(row, *next(self._wanted)) for row in logits[:count])
 
     def by_row(self) -> list[PromptScores | SamplingFailed]:
         rows = self._step.rows
