@@ -62,6 +62,26 @@ def test_the_torch_free_rooms_import_no_torch() -> None:
     assert offenders(torch_free, {"torch", "habana_frameworks"}) == []
 
 
+MAKERS = {"tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "randint", "randperm", "frombuffer"}
+"""Functions of torch that make a tensor on the host unless they are told where."""
+
+
+def test_models_and_steps_make_no_tensor_without_saying_where() -> None:
+    """A device's own rooms may; what runs on every device may not."""
+    silent = [
+        f"{file.relative_to(ROOT)}:{call.lineno} torch.{call.func.attr}"
+        for room in ("model", "step", "group")
+        for file in files_below(ENGINE / room)
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and (call.func.value.id, call.func.attr in MAKERS) == ("torch", True)
+        and "device" not in {keyword.arg for keyword in call.keywords}
+    ]
+    assert silent == []
+
+
 def test_only_the_hpu_device_imports_habana_frameworks() -> None:
     others = [file for file in files_below(ENGINE) if file != ENGINE / "device" / "hpu.py"]
     assert offenders(others, {"habana_frameworks"}) == []

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from hpu_engine.step.batch import Batch
     from hpu_engine.step.padded_batch import PaddedBatch
 
+HOST = torch.device("cpu")
+"""Where files are read to, and where tokens are chosen from finished logits."""
+
 Result = TypeVar("Result")
 
 Gate = Callable[[Tensor], Tensor]

@@ -44,10 +44,11 @@ class _Parameters:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
     def take(self, name: str, value: Tensor) -> None:
-        self.tensors[name] = value
         owner = name.removesuffix(_BIAS)
         if name == "embedding" or (value.dim() == 1 and owner == name):
+            self.tensors[name] = value.to(self.device.where)
             return
+        self.tensors[name] = value
         if owner not in self.tensors or (owner in self.biased and owner + _BIAS not in self.tensors):
             return
         weight, bias = self.tensors.pop(owner), self.tensors.pop(owner + _BIAS, None)

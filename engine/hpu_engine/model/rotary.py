@@ -10,16 +10,14 @@ import math
 import torch
 from torch import Tensor
 
-from hpu_engine.device.base import Turn
+from hpu_engine.device.base import HOST, Turn
 from hpu_engine.planning.model.description import Rotary, RotaryScaling
-
-HOST = torch.device("cpu")
-"""Angles are computed where float32 has all its digits, whatever the device."""
 
 
 class RotaryTable:
     """cos and sin for positions 0..max_len-1, [max_len, head_dim] each, laid out so that one rule rotates both layouts:
-    `x * cos + swap(x) * sin`, where swap exchanges the two elements of every pair and the sign is in sin.
+    `x * cos + swap(x) * sin`, where swap exchanges the two elements of every pair and the sign is in sin. They are
+    computed on the host, in float32 whatever the device has.
     """
 
     def __init__(self, rotary: Rotary, head_dim: int, max_len: int, dtype: torch.dtype, where: torch.device) -> None:

@@ -76,6 +76,8 @@ class StepInput(NamedTuple):
         read = array("i")
         read.frombytes(frame)
         numbers = _little_endian(read).tolist()
+        if numbers[0] < 0:
+            raise StepInputError(f"{numbers[0]} is not a number of rows")
         rows, place = [], 1
         for number in range(numbers[0]):
             head = numbers[place : place + _ROW_NUMBERS]
