@@ -25,7 +25,7 @@ from hpu_engine.server.metrics import Metrics
 from hpu_engine.server.pod.control import build_control
 from hpu_engine.server.pod.drain import Shutdown, drain
 from hpu_engine.server.pod.pod import Pod
-from hpu_engine.server.pod.rank import Rank
+from hpu_engine.server.pod.served_rank import ServedRank
 from hpu_engine.server.pod.supervisor import WORKER_COMMAND, Worker
 from hpu_engine.server.pod.termination import Failed, in_words, write_termination_log
 from hpu_engine.server.terminal import configure_logging, log_progress, show_progress
@@ -60,7 +60,7 @@ def run(settings: ServeSettings, worker_command: tuple[str, ...] = WORKER_COMMAN
 
 async def _serve(settings: ServeSettings, worker_command: tuple[str, ...]) -> int:
     metrics = Metrics(settings.model_name)
-    rank = Rank(0, metrics.for_rank(0))
+    rank = ServedRank(0, metrics.for_rank(0))
     pod = Pod([rank], settings.identity(), settings.plan_input())
     shutdown = Shutdown()
     shutdown.listen()
@@ -84,11 +84,11 @@ class _Server:
 
     def __post_init__(self) -> None:
         # These imports are what a start waits for longest; the control port is open by now.
-        from hpu_engine.server.requests.admission import Engine
-        from hpu_engine.server.requests.serving import Serving
+        from hpu_engine.server.requests.admission import Admission
+        from hpu_engine.server.requests.serving_model import ServingModel
 
-        self.engine = Engine(self.pod.ranks, self.settings.max_open_requests)
-        self.serving = Serving(self.pod, self.engine, self.settings.model_name, int(time.time()))
+        self.admission = Admission(self.pod.ranks, self.settings.max_open_requests)
+        self.serving = ServingModel(self.pod, self.admission, self.settings.model_name, int(time.time()))
 
     async def serve(self, control: str) -> int:
         from hpu_engine.server.api.app import build_api
@@ -129,7 +129,7 @@ class _Server:
 
     async def _show_failure(self, evidence: TerminationMessage) -> None:
         """Open streams get their error; where clients or an operator look, they get time to see it."""
-        self.engine.fail_all(ApiError(500, f"the engine failed: {in_words(evidence)}", code="engine_failed"))
+        self.admission.fail_all(ApiError(500, f"the engine failed: {in_words(evidence)}", code="engine_failed"))
         if self.has_served:
             await asyncio.sleep(FAILED_LINGER_SECONDS)
 
@@ -163,7 +163,7 @@ class _Server:
         if self.pod.phase is not Phase.READY:
             return
         self.has_served = True
-        limits = self.engine.limits
+        limits = self.admission.limits
         log.info(
             "ready",
             model=self.settings.model_name,

@@ -18,7 +18,7 @@ import structlog
 from hpu_engine.server.errors import ApiError
 
 if TYPE_CHECKING:  # it stands on the tokenizer, which the first second does not wait for
-    from hpu_engine.server.requests.serving import Serving
+    from hpu_engine.server.requests.serving_model import ServingModel
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class Shutdown:
         (self.aborted if self.requested.is_set() else self.requested).set()
 
 
-async def drain(serving: Serving, shutdown: Shutdown, *, lame_duck_seconds: float, drain_seconds: float) -> None:
+async def drain(serving: ServingModel, shutdown: Shutdown, *, lame_duck_seconds: float, drain_seconds: float) -> None:
     """Returns when nothing is open any more. Cut short, to an error for what still runs, by a second signal."""
     serving.pod.drain()
     log.info("draining", lame_duck_seconds=lame_duck_seconds, drain_seconds=drain_seconds)
@@ -53,14 +53,14 @@ async def drain(serving: Serving, shutdown: Shutdown, *, lame_duck_seconds: floa
         await _unless_aborted(shutdown, _until_quiet(serving, drained_by - drain_seconds / 2))
     serving.accepts_requests = False
     left = max(0.0, drained_by - time.monotonic())
-    finished = await _unless_aborted(shutdown, _within(left, serving.engine.wait_until_idle()))
+    finished = await _unless_aborted(shutdown, _within(left, serving.admission.wait_until_idle()))
     if not finished:
-        serving.engine.fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
-        await _within(1.0, serving.engine.wait_until_idle())
+        serving.admission.fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
+        await _within(1.0, serving.admission.wait_until_idle())
     log.info("drained", finished=bool(finished))
 
 
-async def _until_quiet(serving: Serving, deadline: float) -> None:
+async def _until_quiet(serving: ServingModel, deadline: float) -> None:
     """Returns when no request came for `QUIET_SECONDS`, at `deadline` (of the monotonic clock) at the latest."""
     while (now := time.monotonic()) < min(deadline, quiet_at := serving.last_request_at + QUIET_SECONDS):  # noqa: ASYNC110 - a time to wait for, not a fact
         await asyncio.sleep(min(deadline, quiet_at) - now)

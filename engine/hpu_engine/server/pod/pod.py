@@ -14,7 +14,7 @@ import structlog
 
 from hpu_engine import __version__
 from hpu_engine.contract import ControlState, ModelIdentity, Phase, PlanInput, TerminationMessage
-from hpu_engine.server.pod.rank import Rank
+from hpu_engine.server.pod.served_rank import ServedRank
 from hpu_engine.server.pod.termination import in_words
 
 log = structlog.get_logger()
@@ -27,7 +27,7 @@ _ORDER = (Phase.STARTING, Phase.FETCHING, Phase.LOADING, Phase.CONNECTING, Phase
 
 
 class Pod:
-    def __init__(self, ranks: Sequence[Rank], identity: ModelIdentity, plan_input: PlanInput) -> None:
+    def __init__(self, ranks: Sequence[ServedRank], identity: ModelIdentity, plan_input: PlanInput) -> None:
         self.ranks = tuple(ranks)
         self.failure: TerminationMessage | None = None
         self.has_failed = asyncio.Event()

@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 
 from hpu_engine.contract import FailureReason, TerminationMessage
-from hpu_engine.server.pod.rank import Rank
+from hpu_engine.server.pod.served_rank import ServedRank
 from hpu_engine.settings.engine import EngineConfig
 from hpu_engine.wire.framing import ServerConnection, WireError
 from hpu_engine.wire.messages import Configure, Stop
@@ -42,7 +42,7 @@ WORKER_COMMAND = (sys.executable, "-m", "hpu_engine.worker.main")
 class Worker:
     """The process behind a rank. `run` lasts as long as it does and returns why it ended, None when it was told to."""
 
-    def __init__(self, rank: Rank, config: EngineConfig, command: tuple[str, ...] = WORKER_COMMAND) -> None:
+    def __init__(self, rank: ServedRank, config: EngineConfig, command: tuple[str, ...] = WORKER_COMMAND) -> None:
         self._rank = rank
         self._config = config
         self._command = command

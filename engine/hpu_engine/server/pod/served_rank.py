@@ -12,7 +12,7 @@ from hpu_engine.contract import Phase, RankState, TerminationMessage, WarmUp
 from hpu_engine.server.errors import ApiError
 from hpu_engine.server.metrics import RankMetrics
 from hpu_engine.server.pod.termination import in_words
-from hpu_engine.server.requests.generation import Generation
+from hpu_engine.server.requests.sequence import ServedSequence
 from hpu_engine.wire.framing import ServerConnection
 from hpu_engine.wire.messages import (
     Abort,
@@ -31,7 +31,7 @@ from hpu_engine.wire.messages import (
 log = structlog.get_logger()
 
 
-class Rank:
+class ServedRank:
     """Messages of its worker come in through `handle`; `messages_seen` growing is its sign of life."""
 
     def __init__(self, number: int, metrics: RankMetrics) -> None:
@@ -46,7 +46,7 @@ class Rank:
         self.progress: Progress | None = None
         self.bucket: str | None = None
         self._connection: ServerConnection | None = None
-        self._open: dict[str, Generation] = {}
+        self._open: dict[str, ServedSequence] = {}
         self._beat: Heartbeat | None = None
         self._beat_at: float | None = None
         self._bytes = (0, 0)
@@ -62,21 +62,21 @@ class Rank:
     def open_count(self) -> int:
         return len(self._open)
 
-    def submit(self, generation: Generation, message: Submit) -> None:
-        self._open[generation.request_id] = generation
+    def submit(self, sequence: ServedSequence, message: Submit) -> None:
+        self._open[sequence.request_id] = sequence
         self._send(message)
 
-    def release(self, generations: Iterable[Generation]) -> None:
+    def release(self, sequences: Iterable[ServedSequence]) -> None:
         """Abort those of these that still run; their blocks are free one step later."""
-        running = [generation for generation in generations if self._open.pop(generation.request_id, None)]
-        for generation in running:
-            generation.abort()
+        running = [sequence for sequence in sequences if self._open.pop(sequence.request_id, None)]
+        for sequence in running:
+            sequence.abort()
         if running:
-            self._send(Abort(request_ids=tuple(generation.request_id for generation in running)))
+            self._send(Abort(request_ids=tuple(sequence.request_id for sequence in running)))
 
     def fail_all(self, error: ApiError) -> None:
-        for generation in self._open.values():
-            generation.fail(error)
+        for sequence in self._open.values():
+            sequence.fail(error)
         self._open.clear()
 
     def _send(self, message: ToWorker) -> None:
@@ -114,14 +114,14 @@ class Rank:
         self.metrics.see_step(step)
         began = time.monotonic() - step.step_seconds
         for request_id in step.begun:
-            if (generation := self._open.get(request_id)) is not None:
-                generation.begin(began)
+            if (sequence := self._open.get(request_id)) is not None:
+                sequence.begin(began)
         stopped = []
         for row in step.rows:
-            if (generation := self._open.get(row.request_id)) is None:
+            if (sequence := self._open.get(row.request_id)) is None:
                 continue  # aborted while the step ran: surplus tokens, dropped and not counted
-            generation.take(row)
-            if not generation.is_open:
+            sequence.take(row)
+            if not sequence.is_open:
                 del self._open[row.request_id]
                 if row.finish is None:
                     stopped.append(row.request_id)
@@ -146,14 +146,14 @@ class Rank:
             self._bytes = (progress.done, progress.total)
 
     def _take_rejection(self, rejected: Rejected) -> None:
-        generation = self._open.pop(rejected.request_id, None)
-        if generation is None:
+        sequence = self._open.pop(rejected.request_id, None)
+        if sequence is None:
             return
         if rejected.internal:
             self._error = rejected.message
             log.error("a request failed", rank=self.number, error=rejected.message)
-        param = generation.prompt_field if rejected.param == "prompt" else rejected.param
-        generation.fail(ApiError(500 if rejected.internal else 400, rejected.message, param=param))
+        param = sequence.prompt_field if rejected.param == "prompt" else rejected.param
+        sequence.fail(ApiError(500 if rejected.internal else 400, rejected.message, param=param))
 
     def _take_last_words(self, fatal: Fatal) -> None:
         self.last_words = TerminationMessage(
