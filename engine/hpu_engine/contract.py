@@ -180,7 +180,7 @@ class ModelRead(_Wire):
 
     def encode(self) -> bytes:
         """JSON. Raises ValueError where a kubelet would cut it."""
-        data = self.model_dump_json(by_alias=True, exclude_none=True).encode()
+        data = self.model_dump_json(by_alias=True).encode()
         if len(data) > TERMINATION_MESSAGE_LIMIT_BYTES:
             raise ValueError(f"the description takes {len(data)} bytes; {TERMINATION_MESSAGE_LIMIT_BYTES} are kept")
         return data
