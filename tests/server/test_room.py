@@ -91,8 +91,8 @@ async def test_a_prompt_that_the_worker_refuses_has_the_clients_name_for_it(fiel
         metrics=metrics,
         prompt_field=field,
     )
-    rank.submit(sequence, Submit(request_id="a", prompt_token_ids=(1,), params=SamplingParams(max_tokens=1)))
-    rank.handle(Rejected(request_id="a", message="token id 1 is unknown", param="prompt"))
+    rank.sequences.submit(sequence, Submit(request_id="a", prompt_token_ids=(1,), params=SamplingParams(max_tokens=1)))
+    rank.handle(rank.workers[0], Rejected(request_id="a", message="token id 1 is unknown", param="prompt"))
     error = sink.get_nowait()
     assert isinstance(error, ApiError)
     assert (error.status, error.param) == (400, field)

@@ -57,13 +57,13 @@ class Stop(_Message, frozen=True, kw_only=True):
 # --- worker to server
 
 
-class _FromWorker(_Message, frozen=True, kw_only=True):
+class FromWorker(_Message, frozen=True, kw_only=True):
     """Said by every worker of a rank, and not only by the first one, which runs the steps."""
 
     worker: int = 0
 
 
-class Progress(_FromWorker, frozen=True, kw_only=True):
+class Progress(FromWorker, frozen=True, kw_only=True):
     """Start-up moved. `done` of `total` are bytes while fetching and loading, buckets while warming up.
 
     `planned_seconds` is the longest that `current` is planned to take; `ran` is the bucket before it.
@@ -77,7 +77,7 @@ class Progress(_FromWorker, frozen=True, kw_only=True):
     ran: BucketRun | None = None
 
 
-class Loaded(_FromWorker, frozen=True, kw_only=True):
+class Loaded(FromWorker, frozen=True, kw_only=True):
     """Weights are in and the pool is allocated; limits a request is admitted against.
 
     `settled_digest` names everything that the workers of a group have to agree on.
@@ -99,14 +99,24 @@ class Loaded(_FromWorker, frozen=True, kw_only=True):
         """Of one request, prompt and output together: what the model allows and the pool holds."""
         return min(self.max_model_len, self.num_kv_blocks * self.block_size)
 
+    def within(self, other: Loaded) -> Loaded:
+        """What both can hold: the smaller limits. The digest is kept where it is the same."""
+        return msgspec.structs.replace(
+            self,
+            max_model_len=min(self.max_model_len, other.max_model_len),
+            num_kv_blocks=min(self.num_kv_blocks, other.num_kv_blocks),
+            max_batched_tokens=min(self.max_batched_tokens, other.max_batched_tokens),
+            settled_digest=self.settled_digest if self.settled_digest == other.settled_digest else None,
+        )
 
-class Ready(_FromWorker, frozen=True, kw_only=True):
+
+class Ready(FromWorker, frozen=True, kw_only=True):
     """Every bucket ran and one real token was produced."""
 
     gate: GateResult | None = None
 
 
-class Heartbeat(_FromWorker, frozen=True, kw_only=True):
+class Heartbeat(FromWorker, frozen=True, kw_only=True):
     """Sent after every step and at least once a second while idle, from the step loop's own thread."""
 
     steps: int
@@ -165,7 +175,7 @@ class Rejected(_Message, frozen=True, kw_only=True):
     internal: bool = False
 
 
-class Fatal(_FromWorker, frozen=True, kw_only=True):
+class Fatal(FromWorker, frozen=True, kw_only=True):
     """The worker's last words before it exits."""
 
     reason: FailureReason

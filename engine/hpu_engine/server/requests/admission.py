@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Sequence
 
 from hpu_engine.server.errors import ApiError
+from hpu_engine.server.pod.pod import Pod
 from hpu_engine.server.pod.served_rank import ServedRank
 from hpu_engine.server.requests.response_stream import ResponseStream
 from hpu_engine.server.requests.sequence import ServedSequence, Sink
@@ -19,26 +20,27 @@ from hpu_engine.wire.messages import Loaded, Submit
 
 
 class Admission:
-    def __init__(self, ranks: Sequence[ServedRank], max_open: int) -> None:
+    def __init__(self, pod: Pod, max_open: int) -> None:
         self.max_open = max_open
-        self._ranks = tuple(ranks)
-        self._answers = 0
-        self._no_answers = asyncio.Event()
-        self._no_answers.set()
+        self._pod = pod
+        self._ranks = pod.ranks
+        self._streams = 0
+        self._no_streams = asyncio.Event()
+        self._no_streams.set()
 
     @property
     def limits(self) -> Loaded:
-        """Of every rank alike. Only once the pod is ready."""
-        limits = self._ranks[0].limits
+        """What every rank can hold. Only once the pod is ready."""
+        limits = self._pod.limits
         if limits is None:
-            raise AssertionError("limits are asked for before a worker has loaded")
+            raise AssertionError("limits are asked for before all workers have loaded")
         return limits
 
     def open(self, requests: Sequence[SequenceRequest]) -> ResponseStream:
         """Start the sequences of one request: requests of equally many samples. Raises `ApiError` 429 when too many are
         open already.
         """
-        in_use = sum(rank.open_count for rank in self._ranks)
+        in_use = sum(len(rank.sequences) for rank in self._ranks)
         if in_use + sum(len(request.params) for request in requests) > self.max_open:
             raise ApiError(
                 429,
@@ -46,19 +48,19 @@ class Admission:
                 code="overloaded",
                 retry_after_seconds=1,
             )
-        rank = min(self._ranks, key=lambda rank: rank.open_count)
+        rank = min(self._ranks, key=lambda rank: len(rank.sequences))
         sink: Sink = asyncio.Queue()
         sequences: list[ServedSequence] = []
         for request in requests:
             sequences += self._start(rank, len(sequences), request, sink)
-        self._answers += 1
-        self._no_answers.clear()
+        self._streams += 1
+        self._no_streams.clear()
 
         def release(unread: Sequence[ServedSequence]) -> None:
-            rank.release(unread)
-            self._answers -= 1
-            if not self._answers:
-                self._no_answers.set()
+            rank.sequences.release(unread)
+            self._streams -= 1
+            if not self._streams:
+                self._no_streams.set()
 
         return ResponseStream(sequences, len(requests[0].params), sink, release)
 
@@ -86,14 +88,16 @@ class Admission:
                 params=params,
                 shares_prompt_with=samples[0].request_id if samples else None,
             )
-            rank.submit(sequence, message)
+            rank.sequences.submit(sequence, message)
             samples.append(sequence)
         return samples
 
     def fail_all(self, error: ApiError) -> None:
         """End every open sequence with an error."""
         for rank in self._ranks:
-            rank.fail_all(error)
+            rank.sequences.fail_all(error)
 
     async def wait_until_idle(self) -> None:
-        await self._no_answers.wait()
+        """Until no rank of the group has anything open: a rank that answers needs the workers of all."""
+        await self._no_streams.wait()
+        await self._pod.peers_are_idle.wait()
