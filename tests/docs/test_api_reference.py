@@ -10,7 +10,7 @@ import pytest
 from hpu_engine.scheduling import sampling_params
 from hpu_engine.server.api import prompts, protocol
 from hpu_engine.server.metrics import Metrics
-from hpu_engine.server.requests import jobs
+from hpu_engine.server.requests import sequence_request
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
 
@@ -53,7 +53,7 @@ def test_the_series_are_those_that_are_shown() -> None:
         ("Fields of both routes", "stop_token_ids", protocol.MAX_STOP_TOKEN_IDS),
         ("Fields of both routes", "logit_bias", protocol.MAX_BIASED_TOKENS),
         ("Fields of both routes", "prompt_logprobs", sampling_params.MOST_LOGPROBS),
-        ("Log-probabilities", "", jobs.MAX_SCORES),
+        ("Log-probabilities", "", sequence_request.MAX_SCORES),
         ("Fields of both routes", "repetition_penalty", sampling_params.LEAST_REPETITION_PENALTY),
         ("Fields of both routes", "repetition_penalty", int(sampling_params.MOST_REPETITION_PENALTY)),
         ("Fields of completions", "prompt", prompts.MAX_PROMPTS),

@@ -186,6 +186,8 @@ ENGINE_REASONS = {
     FailureReason.INSUFFICIENT_MEMORY: Reason.INSUFFICIENT_MEMORY,
     FailureReason.WORKER_LOST: Reason.WORKER_LOST,
     FailureReason.WORKER_FROZEN: Reason.WORKER_LOST,
+    FailureReason.PEER_LOST: Reason.WORKER_LOST,
+    FailureReason.MISMATCH: Reason.CRASH_LOOP,
     FailureReason.INTERNAL: Reason.CRASH_LOOP,
 }
 

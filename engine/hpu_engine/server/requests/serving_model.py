@@ -1,17 +1,15 @@
-"""What the routes stand on: the pod, its engine and its model; bodies in and bodies out."""
+"""What the routes stand on: the pod, its admission and its model; bodies in and bodies out."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from hpu_engine.planning.model.description import ModelDescription
 from hpu_engine.server.api.unpacking import unpack
 from hpu_engine.server.errors import (
     BODY_ENCODINGS,
@@ -21,9 +19,9 @@ from hpu_engine.server.errors import (
     not_serving,
     unknown_model,
 )
+from hpu_engine.server.model_files import LoadedModel
 from hpu_engine.server.pod.pod import Pod
-from hpu_engine.server.requests.admission import Engine
-from hpu_engine.text.tokenizer import Tokenizer
+from hpu_engine.server.requests.admission import Admission
 
 BODY_LIMIT_BYTES = 16 * 1024 * 1024
 BODY_SECONDS = 60.0
@@ -35,20 +33,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """What the server itself read of the checkpoint."""
+class ServingModel:
+    """The pod, its admission and its model under one name. `accepts_requests` is false in the last part of a drain."""
 
-    description: ModelDescription
-    tokenizer: Tokenizer
-
-
-class Serving:
-    """The pod, its engine and its model under one name. `accepts_requests` is false in the last part of a drain."""
-
-    def __init__(self, pod: Pod, engine: Engine, name: str, created: int) -> None:
+    def __init__(self, pod: Pod, admission: Admission, name: str, created: int) -> None:
         self.pod = pod
-        self.engine = engine
+        self.admission = admission
         self.name = name
         self.created = created
         self.accepts_requests = True
@@ -75,7 +65,7 @@ class Serving:
             raise unknown_model(name, self.name)
 
 
-SERVING: web.AppKey[Serving] = web.AppKey("serving", Serving)
+SERVING: web.AppKey[ServingModel] = web.AppKey("serving", ServingModel)
 
 
 async def read_body(request: web.Request) -> bytes:

@@ -1,22 +1,42 @@
-"""From a checked request to the engine's jobs: prompts in tokens, how long an answer may get, one seed a sample."""
+"""From a checked request to sequence requests: prompts in tokens, how long an answer may get, one seed a sample."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from hpu_engine.scheduling.sampling_params import MOST_LOGPROBS, SamplingParams
 from hpu_engine.server.api.protocol import MAX_SEQUENCES, ChatCompletionRequest, CompletionRequest
 from hpu_engine.server.errors import ApiError, bad_request
-from hpu_engine.server.requests.admission import Job
-from hpu_engine.server.requests.serving import LoadedModel
+from hpu_engine.server.model_files import LoadedModel
+from hpu_engine.text.detokenizer import TokenText
 from hpu_engine.text.tokenizer import Tokenizer
 from hpu_engine.wire.messages import Loaded
 
 MAX_SCORES = 1 << 20
 """Log-probabilities in one answer, unless one whole context has more."""
+
+
+@dataclass(frozen=True)
+class SequenceRequest:
+    """One prompt and its samples: `params` has one entry for each, and only the first may score the prompt.
+
+    `continues` says that the text stands behind the prompt's and is no text of its own. `only_prompt`: no output is
+    wanted. `shown_stop_ids` are the stop ids the client gave, which it is told about; `prompt_field` is the field that
+    it gave the prompt in.
+    """
+
+    prompt: tuple[int, ...]
+    params: tuple[SamplingParams, ...]
+    stops: tuple[str, ...]
+    tokens: TokenText
+    shown_stop_ids: frozenset[int]
+    continues: bool
+    prompt_field: str
+    only_prompt: bool = False
 
 
 def encode_prompt(
@@ -101,7 +121,7 @@ def _scores_a_token(likely: int | None) -> int:
     return 0 if likely is None else likely + 1
 
 
-def make_job(
+def make_sequence_request(
     prompt: tuple[int, ...],
     request: CompletionRequest | ChatCompletionRequest,
     limit: int,
@@ -109,9 +129,9 @@ def make_job(
     *,
     continues: bool,
     prompt_field: str,
-) -> Job:
-    """`limit` is how many tokens may be generated; 0 for the prompt's scores alone. The last two: see `Job`."""
-    return Job(
+) -> SequenceRequest:
+    """`limit` is how many tokens may be generated; 0 for the prompt's scores alone."""
+    return SequenceRequest(
         prompt=prompt,
         params=_samples(_params(request, model, limit), request.n),
         stops=request.stop,

@@ -1,20 +1,18 @@
 """One sequence on its way to a client: the worker's tokens in, text out, until something ends it.
 
-A `Generation` belongs to one rank (which feeds it) and one `Answer` (which reads it). It ends exactly once: by the
-worker's `finish`, by a stop string, by an error, or by being aborted because its reader left.
+One rank feeds a `ServedSequence`, one `ResponseStream` reads it. It ends exactly once: by the worker's `finish`, by a
+stop string, by an error, or by an abort because its reader left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Self, cast
+from dataclasses import dataclass
+from typing import cast
 
 from hpu_engine.server.api.logprobs import ScoredToken
-from hpu_engine.server.api.responses import FinishReason, Usage, usage_of
+from hpu_engine.server.api.responses import FinishReason
 from hpu_engine.server.errors import ApiError
 from hpu_engine.server.metrics import RankMetrics
 from hpu_engine.text.detokenizer import Detokenizer
@@ -38,7 +36,7 @@ class Delta:
 Sink = asyncio.Queue[Delta | ApiError]
 
 
-class Generation:
+class ServedSequence:
     """`sink` holds at most one item a token, so `max_tokens` bounds it even when the client reads nothing.
 
     `only_prompt`: the one token that the worker cannot do without is neither shown nor counted.
@@ -81,7 +79,7 @@ class Generation:
         self._began = max(moment, self._started)
 
     def take(self, row: RowOutput) -> None:
-        """Turn a step's tokens into text. A stop string closes the generation though the row has no `finish`."""
+        """Turn a step's tokens into text. A stop string closes the sequence though the row has no `finish`."""
         self.prompt_scores.extend(row.prompt_logprobs or ())
         if row.finish == "abort":
             self.fail(ApiError(500, "the engine dropped this request"))
@@ -145,7 +143,7 @@ class Generation:
             self._sink.put_nowait(error)
 
     def abort(self) -> None:
-        """End because nobody reads it any more."""
+        """End because its reader left."""
         if self.is_open:
             self._close("abort")
 
@@ -176,68 +174,3 @@ class Generation:
                 metrics.decode.observe(self._last_token - self._first_token)
                 if self.output_tokens > 1:
                     metrics.per_token.observe((self._last_token - self._first_token) / (self.output_tokens - 1))
-
-
-class Answer:
-    """The sequences of one HTTP request, `samples` of each prompt after the other.
-
-    Leaving the `async with` aborts those that still run, whatever the reason.
-    """
-
-    def __init__(
-        self,
-        generations: Sequence[Generation],
-        samples: int,
-        sink: Sink,
-        release: Callable[[Sequence[Generation]], None],
-    ) -> None:
-        self._generations = generations
-        self._samples = samples
-        self._sink = sink
-        self._release = release
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._release(self._generations)
-
-    async def deltas(self) -> AsyncIterator[Delta]:
-        """Every sequence's text as it comes, until all have finished. Raises `ApiError` when one is broken."""
-        unfinished = len(self._generations)
-        while unfinished:
-            item = await self._sink.get()
-            if isinstance(item, ApiError):
-                raise item
-            unfinished -= item.finish is not None
-            yield item
-
-    async def whole(self) -> tuple[Delta, ...]:
-        """Every sequence in one piece, in their order. Raises `ApiError` when one is broken."""
-        pieces: list[list[Delta]] = [[] for _ in self._generations]
-        async for delta in self.deltas():
-            pieces[delta.index].append(delta)
-        return tuple(
-            replace(
-                own[-1],
-                text="".join(delta.text for delta in own),
-                tokens=tuple(token for delta in own for token in delta.tokens),
-            )
-            for own in pieces
-        )
-
-    def prompt_scores(self, index: int) -> Sequence[TokenLogprobs]:
-        """Those of the prompt of sequence `index`: its first sample has them for all. Once that sequence has begun."""
-        return self._generations[index - index % self._samples].prompt_scores
-
-    @property
-    def num_prompt_scores(self) -> int:
-        return sum(len(generation.prompt_scores) for generation in self._generations)
-
-    @property
-    def usage(self) -> Usage:
-        """A prompt counts once, however many samples it has."""
-        prompt_tokens = sum(generation.prompt_tokens for generation in self._generations[:: self._samples])
-        return usage_of(prompt_tokens, sum(generation.output_tokens for generation in self._generations))
