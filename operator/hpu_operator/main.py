@@ -16,24 +16,24 @@ from typing import Any
 
 import structlog
 
+from hpu_operator.control_client import ControlClient, ControlUrl, control_url
 from hpu_operator.handlers import Watches
 from hpu_operator.kube.client import Client, connect
 from hpu_operator.kube.kinds import Kind
 from hpu_operator.kube.port import KubeError
 from hpu_operator.metrics import Metrics
-from hpu_operator.ranks import ControlUrl, RankClient, control_url
 from hpu_operator.runtime.announcer import Announcer
 from hpu_operator.runtime.cache import Cache
 from hpu_operator.runtime.children import Children
+from hpu_operator.runtime.control_watch import ControlWatch
 from hpu_operator.runtime.intake import Intake
 from hpu_operator.runtime.leader_only import LeaderOnly
 from hpu_operator.runtime.lease import Lease
 from hpu_operator.runtime.observer import Observer
 from hpu_operator.runtime.queue import Queue
-from hpu_operator.runtime.rank_watch import RankWatch
+from hpu_operator.runtime.reconcile_loop import work
 from hpu_operator.runtime.reconciler import Reconciler
 from hpu_operator.runtime.status_writer import StatusWriter
-from hpu_operator.runtime.workers import work
 from hpu_operator.settings import Settings
 from hpu_operator.web import Web
 
@@ -87,19 +87,19 @@ class Operator:
         if not await self._unless_stopped(lease.acquire()):
             return 0
         self._metrics.leader.set(1)
-        ranks = RankClient()
+        control = ControlClient()
         try:
-            return await self._work(client, ranks, lease)
+            return await self._work(client, control, lease)
         finally:
-            await ranks.close()
+            await control.close()
             await lease.release()
             self._metrics.leader.set(0)
 
-    async def _work(self, client: Client, ranks: RankClient, lease: Lease) -> int:
+    async def _work(self, client: Client, control: ControlClient, lease: Lease) -> int:
         settings = self._settings
         queue = Queue(self._metrics, time.monotonic)
         cache = Cache()
-        watch = RankWatch(ranks, self._metrics, time.monotonic, queue.add)
+        watch = ControlWatch(control, self._metrics, time.monotonic, queue.add)
         leader = LeaderOnly(client, lease)
         announcer = Announcer(leader)
         reconciler = Reconciler(
@@ -116,7 +116,7 @@ class Operator:
         if not await self._unless_stopped(_filled(intake)):
             held.cancel()
             return 0
-        tasks = [held, self._task("rank watch ended", watch.run()), self._task("sweep ended", intake.sweep())]
+        tasks = [held, self._task("control watch ended", watch.run()), self._task("sweep ended", intake.sweep())]
         workers = [
             self._task("worker ended", work(queue, reconciler, lease, self._metrics)) for _ in range(settings.workers)
         ]
