@@ -17,7 +17,7 @@ import pytest_asyncio
 from hpu_operator.api.crd import CRD_NAME, crd_yaml
 from hpu_operator.kube.kinds import INFERENCE
 from hpu_operator.kube.permissions import IN_LEASE_NAMESPACE, IN_SERVED_NAMESPACES, Permission
-from hpu_operator.main import Operator
+from hpu_operator.process import Operator
 from hpu_operator.settings import Settings
 from tests.cluster import ports
 from tests.cluster.api import wait_for

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from hpu_operator.main import Operator
+from hpu_operator.process import Operator
 from tests.control_plane.conftest import OperatorHandle, free_port, settings_for
 from tests.control_plane.scripted_control import ScriptedControl
 
