@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpu_operator.api.inference import Spec
-from hpu_operator.api.schema import NEVER_RESTARTS
+from hpu_operator.api.schema import what_pods_run
 from hpu_operator.domain import names, quantity
 from hpu_operator.domain.compare import Manifest, digest
 from hpu_operator.domain.owner import Owner, child_metadata
@@ -42,7 +42,7 @@ class Record:
 
 def revision_of(spec: Spec) -> str:
     """Eight hexadecimal digits. Raises `quantity.NotAQuantity` for a resource amount that is not one."""
-    content = spec.model_dump(mode="json", by_alias=True, exclude=set(NEVER_RESTARTS), exclude_defaults=True)
+    content = what_pods_run(spec).model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return digest(_canonical_quantities(content))[:_LENGTH]
 
 
