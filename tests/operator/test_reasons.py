@@ -35,7 +35,7 @@ SUBJECT = Subject("team", "smol", 1)
 
 def of(*groups: Group, replicas: int = 1) -> Shown:
     """The status of an object with these groups."""
-    seen = Situation(SUBJECT, spec(replicas=replicas), REVISION, "engine:1", Observed(groups))
+    seen = Situation(SUBJECT, spec(replicas=replicas), REVISION, REVISION, "engine:1", Observed(groups))
     return lambda: build_status(seen, {}, NOW)
 
 

@@ -12,21 +12,14 @@ from hypothesis import strategies as st
 from hpu_engine.contract import Phase
 from hpu_operator.domain.names import GroupId
 from hpu_operator.domain.observed import Group, Observed, Unreachable
-from hpu_operator.domain.rollout import (
-    ENDPOINT_PATIENCE,
-    CreateGroup,
-    DeleteGroup,
-    LeaveService,
-    ReturnToService,
-    awaits_endpoints,
-    decide,
-    is_broken,
-)
+from hpu_operator.domain.rollout.actions import CreateGroup, DeleteGroup, LeaveService, ReturnToService
+from hpu_operator.domain.rollout.decide import ENDPOINT_PATIENCE, Wanted, awaits_endpoints, decide
+from hpu_operator.domain.rollout.slots import is_broken
 from tests.operator.objects import NOW, OLD_REVISION, REVISION, control, group, pod, recorded
 
 
 def kinds(*groups: Group, replicas: int = 2, endpoints: frozenset[str] = frozenset()) -> list[tuple[str, int]]:
-    actions = decide(replicas, REVISION, Observed(groups, endpoints), NOW)
+    actions = decide(Wanted(replicas, REVISION), Observed(groups, endpoints), NOW)
     return [(type(action).__name__, action.id.index) for action in actions]
 
 
@@ -149,7 +142,7 @@ def test_a_spec_that_is_changed_back_returns_the_group_to_service() -> None:
 
 def test_an_older_placement_of_the_same_revision_is_taken_down() -> None:
     assert kinds(group(0, attempt=0), group(0, attempt=1), group(1)) == [("LeaveService", 0)]
-    actions = decide(2, REVISION, Observed((group(0, attempt=0), group(0, attempt=1), group(1))), NOW)
+    actions = decide(Wanted(2, REVISION), Observed((group(0, attempt=0), group(0, attempt=1), group(1))), NOW)
     assert actions[0].id.attempt == 0
 
 
@@ -163,7 +156,7 @@ class Cluster:
 
     def step(self, replicas: int, revision: str) -> list[object]:
         observed = Observed(tuple(self.groups[key] for key in sorted(self.groups)), frozenset(self.in_endpoints))
-        actions = decide(replicas, revision, observed, self.now)
+        actions = decide(Wanted(replicas, revision), observed, self.now)
         for action in actions:
             match action:
                 case CreateGroup(id_):
@@ -201,11 +194,11 @@ class Cluster:
 
     @property
     def ready(self) -> int:
-        return len({key.index for key, held in self.groups.items() if held.ready})
+        return len({key.index for key, held in self.groups.items() if held.answers})
 
     def is_settled(self, replicas: int, revision: str) -> bool:
         return {key.index for key in self.groups} == set(range(replicas)) and all(
-            key.revision == revision and held.ready for key, held in self.groups.items()
+            key.revision == revision and held.answers for key, held in self.groups.items()
         )
 
 

@@ -32,7 +32,7 @@ SUBJECT = Subject("team", "smol", 7)
 def status(
     *groups: Group, replicas: int = 2, problem: Diagnosis | None = None, previous: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    seen = Situation(SUBJECT, spec(replicas=replicas), REVISION, "engine:1", Observed(groups), problem)
+    seen = Situation(SUBJECT, spec(replicas=replicas), REVISION, REVISION, "engine:1", Observed(groups), problem)
     return build_status(seen, previous or {}, NOW)
 
 
@@ -266,7 +266,7 @@ def test_whatever_is_observed_status_is_sound(groups: list[Group], replicas: int
     assert Status.model_validate(found).model_dump(mode="json", by_alias=True, exclude_none=True) == found
     assert list(said) == sorted(said) == ["Accepted", "Available", "Progressing", "Ready", "WarmedUp"]
     assert {Reason(reason) for _, reason in said.values()} <= set(CATALOGUE)
-    current = [item for item in groups if item.id.revision == REVISION and item.ready and item.id.index < replicas]
+    current = [item for item in groups if item.id.revision == REVISION and item.answers and item.id.index < replicas]
     ready_now = replicas > 0 and len({item.id.index for item in current}) == replicas
     assert (said["Ready"][0] == "True") <= ready_now, "Ready without a ready group of this revision at every index"
     assert (said["Ready"][0] == "True") <= (said["Available"][0] == "True")

@@ -20,7 +20,8 @@ from hpu_operator.domain.diagnosis import Diagnosis, diagnose_group, leaving_tex
 from hpu_operator.domain.engine_arguments import served_name
 from hpu_operator.domain.observed import Group, Observed
 from hpu_operator.domain.progress import group_warm_up, is_warm
-from hpu_operator.domain.rollout import Slot, slots
+from hpu_operator.domain.rollout.slots import Slot, slots
+from hpu_operator.domain.timestamps import timestamp
 
 Problem = Diagnosis
 """Why children cannot be made: an invalid spec, a name that is taken, a refusal of the API server."""
@@ -65,11 +66,13 @@ def leaving_status(subject: Subject, observed: Observed, previous: Mapping[str, 
 
 @dataclass(frozen=True)
 class Situation:
-    """Everything a status is made from. `problem` is what kept children from being made in this round."""
+    """Everything a status is made from. `revision` is the spec's, `target` the one that groups are made of, `problem`
+    what kept children from being written in this round."""
 
     subject: Subject
     spec: Spec
     revision: str
+    target: str
     image: str | None
     observed: Observed
     problem: Problem | None = None
@@ -78,15 +81,14 @@ class Situation:
 def build_status(seen: Situation, previous: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     """The whole status."""
     subject, spec, groups = seen.subject, seen.spec, seen.observed.groups
-    held = slots(spec.replicas, seen.revision, groups)
-    current = [slot.current for slot in held if slot.current]
+    updated = [slot.successor for slot in slots(spec.replicas, seen.revision, groups) if slot.successor]
     status: dict[str, Any] = {
         "observedGeneration": subject.generation,
-        "conditions": _timed(_conditions(seen, held, now), previous, now),
+        "conditions": _timed(_conditions(seen, now), previous, now),
         "replicas": len({group.id.index for group in groups if not group.leaving}),
-        "readyReplicas": len({group.id.index for group in groups if group.ready}),
-        "updatedReplicas": len(current),
-        "updatedReadyReplicas": sum(group.ready for group in current),
+        "readyReplicas": len({group.id.index for group in groups if group.answers}),
+        "updatedReplicas": len(updated),
+        "updatedReadyReplicas": sum(group.answers for group in updated),
         "revision": seen.revision,
         "servedName": served_name(subject.name, spec),
         "url": f"http://{names.service(subject.name)}.{subject.namespace}.svc:{API_PORT}",
@@ -94,7 +96,7 @@ def build_status(seen: Situation, previous: Mapping[str, Any], now: datetime) ->
     }
     if seen.image:
         status["image"] = seen.image
-    if warm_up := _warm_up_text(current) or _kept_warm_up(seen, current, previous):
+    if warm_up := _warm_up_text(updated) or _kept_warm_up(seen, updated, previous):
         status["warmUp"] = warm_up
     return status
 
@@ -103,10 +105,11 @@ Verdict = tuple[str, Diagnosis]
 """Status of a condition, and why."""
 
 
-def _conditions(seen: Situation, held: Sequence[Slot], now: datetime) -> list[dict[str, Any]]:
+def _conditions(seen: Situation, now: datetime) -> list[dict[str, Any]]:
+    held = slots(seen.spec.replicas, seen.target, seen.observed.groups)
     accepted = Diagnosis(Reason.ACCEPTED, "the spec is valid and the children are the operator's own")
     verdicts = {"Accepted": ("False", seen.problem) if seen.problem else ("True", accepted)}
-    blocked = seen.problem or _worst(held, now)
+    blocked = seen.problem or _apart(seen, _worst(held, now))
     if blocked is not None:
         verdicts |= _while_blocked(seen, held, blocked)
     else:
@@ -138,12 +141,20 @@ def _while_blocked(seen: Situation, held: Sequence[Slot], blocked: Diagnosis) ->
     """Something is missing; what is there is still told."""
     verdicts: dict[str, Verdict] = dict.fromkeys(("Available", "Ready", "WarmedUp"), ("False", blocked))
     verdicts["Progressing"] = ("False" if is_failure(blocked.reason) else "True", blocked)
-    if answering := len({group.id.index for group in seen.observed.groups if group.ready}):
+    if answering := len({group.id.index for group in seen.observed.groups if group.answers}):
         text = f"{answering} of {seen.spec.replicas} groups answer"
         verdicts["Available"] = ("True", Diagnosis(Reason.ANSWERING, text))
-    if held and all(slot.current is not None and is_warm(slot.current) for slot in held):
+    if seen.target == seen.revision and held and all(slot.successor and is_warm(slot.successor) for slot in held):
         verdicts["WarmedUp"] = ("True", _WARM)
     return verdicts
+
+
+def _apart(seen: Situation, worst: Diagnosis | None) -> Diagnosis | None:
+    """`worst`, and that the groups are not going to be what the spec asks for."""
+    if seen.target == seen.revision:
+        return worst
+    text = f"groups are of revision {seen.target}, not of the spec's {seen.revision}"
+    return Diagnosis(worst.reason, f"{worst.message}; {text}") if worst else Diagnosis(Reason.ROLLING_OUT, text)
 
 
 def _worst(held: Sequence[Slot], now: datetime) -> Diagnosis | None:
@@ -158,7 +169,7 @@ def _worst(held: Sequence[Slot], now: datetime) -> Diagnosis | None:
 
 def _short(slot: Slot, why: Diagnosis, now: datetime) -> Reason:
     """One word for a slot. The failure of an old group that waits to be replaced is more than that it waits."""
-    old = diagnose_group(slot.replaceable, now) if slot.replaceable is not None else None
+    old = diagnose_group(slot.to_replace, now) if slot.to_replace else None
     return old.reason if old and is_failure(old.reason) else why.reason
 
 
@@ -170,21 +181,21 @@ def _in_short(others: Sequence[tuple[int, Reason]]) -> str:
 
 
 def _diagnose_slot(slot: Slot, now: datetime) -> Diagnosis | None:
-    if slot.current is not None:
-        return diagnose_group(slot.current, now)
-    if slot.replaceable is not None:
-        text = f"group {slot.index} is still of revision {slot.replaceable.id.revision}"
-        old = diagnose_group(slot.replaceable, now)
+    if slot.successor:
+        return diagnose_group(slot.successor, now)
+    if slot.to_replace:
+        text = f"group {slot.index} is still of revision {slot.to_replace.id.revision}"
+        old = diagnose_group(slot.to_replace, now)
         return Diagnosis(Reason.ROLLING_OUT, text + (f"; {old.message}" if old else ""))
-    if slot.others:
-        pods = [pod for group in slot.others for pod in group.pods]
+    if slot.groups:
+        pods = [pod for group in slot.groups for pod in group.pods]
         return Diagnosis(Reason.DRAINING, f"group {slot.index}: {leaving_text(pods)}")
     return Diagnosis(Reason.ROLLING_OUT, f"group {slot.index} is being created")
 
 
 def _kept_warm_up(seen: Situation, current: Sequence[Group], previous: Mapping[str, Any]) -> str | None:
     """What was said before, where a group that answers requests has not been asked yet: an operator just started."""
-    unasked = any(group.ready and group_warm_up(group) is None for group in current)
+    unasked = any(group.answers and group_warm_up(group) is None for group in current)
     said: str | None = previous.get("warmUp")
     return said if unasked and previous.get("revision") == seen.revision else None
 
@@ -217,11 +228,6 @@ def _timed(conditions: list[dict[str, Any]], previous: Mapping[str, Any], now: d
         same = old.get("status") == condition["status"]
         condition["lastTransitionTime"] = old.get("lastTransitionTime", stamp) if same else stamp
     return sorted(conditions, key=lambda condition: str(condition["type"]))
-
-
-def timestamp(now: datetime) -> str:
-    """Second precision, as metav1.Time: the API server keeps the strings of a custom resource as they are sent."""
-    return now.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def only_progress(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

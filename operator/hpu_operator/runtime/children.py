@@ -68,7 +68,7 @@ class Children:
             self._look_at(owner, kind, manifest, answer)
 
     async def exists(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
-        """The same for a child that never changes once it exists."""
+        """The same for a child that is never applied again once it exists."""
         if await self._find(owner, kind, manifest) is None:
             await self._make(owner, kind, manifest)
 
@@ -100,11 +100,19 @@ class Children:
         live = await self._api.get(kind, owner.namespace, name)
         if live is not None and (diagnosis := _in_the_way(owner, kind, live)):
             raise Blocked(diagnosis)
+        if live is not None:
+            self._cache.put(kind, live)
         return live
 
     async def patch(self, kind: Kind, manifest: Manifest) -> None:
         """Force the few fields of `manifest` on an object that has other owners, such as a pod."""
         await self._apply(kind, manifest)
+
+    async def annotate(self, kind: Kind, live: Live, annotations: Mapping[str, str]) -> None:
+        """Set annotations of a child. Raises `Conflict` where it is not what the cache knows."""
+        answer = await self._api.annotate(kind, live, annotations)
+        self._cache.put(kind, answer)
+        tell_child("annotated", kind, answer["metadata"]["namespace"], answer["metadata"]["name"])
 
     async def delete(self, owner: Owner, kind: Kind, name: str, uid: str) -> None:
         await self._api.delete(kind, owner.namespace, name, uid)

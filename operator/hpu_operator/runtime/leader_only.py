@@ -35,6 +35,10 @@ class LeaderOnly:
         self._check("apply status", kind)
         return await self._api.apply_status(kind, manifest)
 
+    async def annotate(self, kind: Kind, live: Mapping[str, Any], annotations: Mapping[str, str]) -> Live:
+        self._check("annotate", kind)
+        return await self._api.annotate(kind, live, annotations)
+
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         self._check("delete", kind)
         await self._api.delete(kind, namespace, name, uid)
