@@ -41,9 +41,9 @@ class Rollout(RuleBasedStateMachine):
     def scale_down(self) -> None:
         self.replicas = max(1, self.replicas - 1)
 
-    @rule(index=st.integers(0, 5), revision=revisions, fits=st.booleans())
-    def make_one_beside(self, index: int, revision: str, fits: bool) -> None:
-        self.cluster.surge(index, revision, fits=fits)
+    @rule(index=st.integers(0, 3), fits=st.booleans())
+    def make_one_beside(self, index: int, fits: bool) -> None:
+        self.cluster.surge(index, self.target, fits=fits)
 
     @rule(chosen=picks)
     def withdraw_one(self, chosen: int) -> None:
@@ -81,7 +81,7 @@ class Rollout(RuleBasedStateMachine):
         assert self.cluster.facts == known, "and nothing is news"
 
 
-Rollout.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Rollout.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 TestRollout = Rollout.TestCase
 
 
@@ -117,6 +117,14 @@ def test_a_surge_group_that_is_withdrawn_leaves_the_predecessor_to_its_turn() ->
     cluster.withdraw(surged(cluster))
     assert {type(action).__name__ for action in cluster.step(2, REVISION)} == {"LeaveService"}
     assert cluster.answering == {1}
+    cluster.settle(2, REVISION)
+
+
+def test_a_surge_group_that_finds_no_cards_gives_way_to_a_replacement_in_place() -> None:
+    cluster = started()
+    cluster.surge(0, REVISION, fits=False)
+    assert {type(action).__name__ for action in cluster.step(2, REVISION)} == {"DeleteGroup"}
+    assert cluster.answering == {0, 1}
     cluster.settle(2, REVISION)
 
 
