@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from hpu_operator.domain.names import COMPLETED_ANNOTATION
@@ -24,10 +24,10 @@ class Facts:
 
 def read_facts(live: Mapping[str, Any]) -> Facts:
     """The facts in a record's annotations. One that cannot be read is unknown."""
-    annotations = live["metadata"].get("annotations") or {}
+    completed = None
     with contextlib.suppress(ValueError):
-        return Facts(parse_time(annotations.get(COMPLETED_ANNOTATION)))
-    return Facts()
+        completed = parse_time((live["metadata"].get("annotations") or {}).get(COMPLETED_ANNOTATION))
+    return Facts(completed if completed and completed.tzinfo else None)
 
 
 def new_annotations(facts: Facts, live: Mapping[str, Any]) -> dict[str, str]:
@@ -50,4 +50,4 @@ def completed_now(known: Mapping[str, Facts], revision: str, now: datetime) -> F
         return known[revision]
     # Later than what another process wrote, whose clock may be ahead.
     before = known[latest].completed if latest else None
-    return Facts(max(now.astimezone(UTC), before + timedelta(seconds=1)) if before else now.astimezone(UTC))
+    return Facts(max(now, before + timedelta(seconds=1)) if before else now)

@@ -150,10 +150,10 @@ def _while_blocked(seen: Situation, held: Sequence[Slot], blocked: Diagnosis) ->
 
 
 def _apart(seen: Situation, worst: Diagnosis | None) -> Diagnosis | None:
-    """`worst`, and that the groups are not going to be what the spec asks for."""
+    """`worst`, and where the groups go if not to the spec's revision, which then cannot be ready."""
     if seen.target == seen.revision:
         return worst
-    text = f"groups are of revision {seen.target}, not of the spec's {seen.revision}"
+    text = f"groups go to revision {seen.target}, not to {seen.revision} of the spec"
     return Diagnosis(worst.reason, f"{worst.message}; {text}") if worst else Diagnosis(Reason.ROLLING_OUT, text)
 
 

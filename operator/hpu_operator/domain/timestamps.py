@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 
 
 def parse_time(text: str | None) -> datetime | None:
@@ -11,5 +11,5 @@ def parse_time(text: str | None) -> datetime | None:
 
 
 def timestamp(moment: datetime) -> str:
-    """The API server keeps the strings of a custom resource as they are sent, so there is one spelling of a time."""
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    """In UTC: the API server keeps the strings of a custom resource as they are sent."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -95,10 +95,13 @@ class Client:
 
     async def annotate(self, kind: Kind, live: Mapping[str, Any], annotations: Mapping[str, str]) -> Live:
         metadata = live["metadata"]
-        precondition = {key: metadata[key] for key in ("uid", "resourceVersion")}
-        body = {"metadata": {**precondition, "annotations": dict(annotations)}}
+        # No other object, not even a later one of the same name, ever has this version.
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": dict(annotations)}}
         path = kind.path(metadata["namespace"], metadata["name"])
-        return await self._call("PATCH", kind, path, {"fieldManager": MANAGER}, body, content_type=_MERGE)
+        try:
+            return await self._call("PATCH", kind, path, {"fieldManager": MANAGER}, body, content_type=_MERGE)
+        except NotFound as error:
+            raise Conflict(f"PATCH {path}", error.status, error.message) from error
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         body = {

@@ -62,7 +62,7 @@ class KubeApi(Protocol):
         ...
 
     async def annotate(self, kind: Kind, live: Mapping[str, Any], annotations: Mapping[str, str]) -> Live:
-        """Set annotations of `live` and nothing else; `Conflict` where it is not what it was."""
+        """Set annotations of this very version of an object. `Conflict` where it has changed or is gone."""
         ...
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:

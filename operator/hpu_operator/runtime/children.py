@@ -6,7 +6,7 @@ the first write. An object that is being deleted is left alone: an apply to it w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from hpu_operator.api.reasons import Reason
@@ -110,9 +110,9 @@ class Children:
 
     async def annotate(self, kind: Kind, live: Live, annotations: Mapping[str, str]) -> None:
         """Set annotations of a child. Raises `Conflict` where it is not what the cache knows."""
-        answer = await self._api.annotate(kind, live, annotations)
-        self._cache.put(kind, answer)
-        tell_child("annotated", kind, answer["metadata"]["namespace"], answer["metadata"]["name"])
+        metadata = live["metadata"]
+        await self._keep(kind, metadata["name"], self._api.annotate(kind, live, annotations))
+        tell_child("annotated", kind, metadata["namespace"], metadata["name"])
 
     async def delete(self, owner: Owner, kind: Kind, name: str, uid: str) -> None:
         await self._api.delete(kind, owner.namespace, name, uid)
@@ -120,14 +120,18 @@ class Children:
         tell_child("deleted", kind, owner.namespace, name)
 
     async def _apply(self, kind: Kind, manifest: Mapping[str, Any]) -> Live:
+        return await self._keep(kind, manifest["metadata"]["name"], self._api.apply(kind, manifest))
+
+    async def _keep(self, kind: Kind, name: str, write: Awaitable[Live]) -> Live:
+        """The answer to a write, kept in the cache."""
         try:
-            answer = await self._api.apply(kind, manifest)
+            answer = await write
         except NotFound as error:
             raise NamespaceLeaving(str(error)) from error
         except Refused as error:
             if "being terminated" in error.message:
                 raise NamespaceLeaving(str(error)) from error
-            text = f"{kind.kind} {manifest['metadata']['name']} is refused by the API server: {error.message}"
+            text = f"{kind.kind} {name} is refused by the API server: {error.message}"
             raise Blocked(Diagnosis(Reason.REJECTED, text)) from error
         self._cache.put(kind, answer)
         return answer
