@@ -22,18 +22,18 @@ from hpu_operator.kube.client import Client, connect
 from hpu_operator.kube.kinds import Kind
 from hpu_operator.kube.port import KubeError
 from hpu_operator.metrics import Metrics
-from hpu_operator.runtime.announcer import Announcer
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.children import Children
-from hpu_operator.runtime.control_watch import ControlWatch
-from hpu_operator.runtime.intake import Intake
-from hpu_operator.runtime.leader_only import LeaderOnly
-from hpu_operator.runtime.lease import Lease
-from hpu_operator.runtime.observer import Observer
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.control_watch import ControlWatch
+from hpu_operator.runtime.inputs.intake import Intake
+from hpu_operator.runtime.inputs.observer import Observer
+from hpu_operator.runtime.leadership.leader_only import LeaderOnly
+from hpu_operator.runtime.leadership.lease import Lease
+from hpu_operator.runtime.outputs.announcer import Announcer
+from hpu_operator.runtime.outputs.children import Children
+from hpu_operator.runtime.outputs.status_writer import StatusWriter
 from hpu_operator.runtime.queue import Queue
 from hpu_operator.runtime.reconcile_loop import work
 from hpu_operator.runtime.reconciler import Reconciler
-from hpu_operator.runtime.status_writer import StatusWriter
 from hpu_operator.settings import Settings
 from hpu_operator.web import Web
 

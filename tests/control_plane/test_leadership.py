@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpu_operator.kube.kinds import INFERENCE, LEASE, SERVICE
-from hpu_operator.runtime.lease import DURATION_SECONDS
+from hpu_operator.runtime.leadership.lease import DURATION_SECONDS
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
 from tests.control_plane.audit import Audit, audit_once_settled

@@ -11,7 +11,7 @@ import pytest
 from hpu_operator.domain import names
 from hpu_operator.kube.kinds import INFERENCE, POD, RECORD, SERVICE, STATEFUL_SET
 from hpu_operator.kube.port import Live
-from hpu_operator.runtime.status_writer import PROGRESS_SECONDS
+from hpu_operator.runtime.outputs.status_writer import PROGRESS_SECONDS
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
 from tests.control_plane.conftest import OperatorHandle, inference

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from hpu_operator.kube.kinds import INFERENCE, LEASE, POD, SERVICE, STATEFUL_SET
-from hpu_operator.runtime.status_writer import PROGRESS_SECONDS
+from hpu_operator.runtime.outputs.status_writer import PROGRESS_SECONDS
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import USER_AGENT, Admin
 from tests.control_plane.audit import Audit, audit_once_settled

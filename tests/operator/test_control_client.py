@@ -11,10 +11,10 @@ from aiohttp import web
 
 from hpu_engine.contract import ControlState, Phase
 from hpu_operator.control_client import ControlClient, control_url
+from hpu_operator.domain.diagnosis.progress import SILENCE_SECONDS
 from hpu_operator.domain.observed import Unreachable
-from hpu_operator.domain.progress import SILENCE_SECONDS
 from hpu_operator.metrics import Metrics
-from hpu_operator.runtime.control_watch import ControlWatch, Target
+from hpu_operator.runtime.inputs.control_watch import ControlWatch, Target
 from hpu_operator.runtime.key import Key
 from tests.cluster import ports
 from tests.control_plane.scripted_control import ScriptedControl, state

@@ -12,9 +12,9 @@ from hpu_operator.domain.revision import revision_of
 from hpu_operator.kube.kinds import EVENT, POD, STATEFUL_SET, Kind
 from hpu_operator.kube.port import Listed
 from hpu_operator.metrics import Metrics
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.control_watch import ControlWatch
-from hpu_operator.runtime.observer import Observer
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.control_watch import ControlWatch
+from hpu_operator.runtime.inputs.observer import Observer
 from tests.operator.objects import NOW, OWNER, spec
 
 GROUPS = 30

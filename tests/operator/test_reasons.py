@@ -15,18 +15,19 @@ from hpu_operator.api.reasons import CATALOGUE, Reason, is_failure, severity
 from hpu_operator.control_client import ControlClient, control_url
 from hpu_operator.domain import desired
 from hpu_operator.domain.observed import Event, Group, Observed, Pod, Unreachable
-from hpu_operator.domain.status import Situation, Subject, build_status
+from hpu_operator.domain.status.conditions import Situation, Subject
+from hpu_operator.domain.status.document import build_status
 from hpu_operator.kube.kinds import INFERENCE, SERVICE, Kind
 from hpu_operator.kube.port import Listed, Live, Refused
 from hpu_operator.metrics import Metrics
-from hpu_operator.runtime.announcer import Announcer
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.children import Children
-from hpu_operator.runtime.control_watch import ControlWatch
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.control_watch import ControlWatch
+from hpu_operator.runtime.inputs.observer import Observer
 from hpu_operator.runtime.key import Key
-from hpu_operator.runtime.observer import Observer
+from hpu_operator.runtime.outputs.announcer import Announcer
+from hpu_operator.runtime.outputs.children import Children
+from hpu_operator.runtime.outputs.status_writer import StatusWriter
 from hpu_operator.runtime.reconciler import Reconciler
-from hpu_operator.runtime.status_writer import StatusWriter
 from tests.operator.objects import NOW, OLD_REVISION, OWNER, REVISION, control, group, pod, recorded, spec
 
 Shown = Callable[[], dict[str, Any]]

@@ -19,14 +19,14 @@ from hpu_operator.kube.kinds import INFERENCE, POD, RECORD, STATEFUL_SET, Kind
 from hpu_operator.kube.port import Conflict, Listed, Live
 from hpu_operator.metrics import Metrics
 from hpu_operator.runtime import reconciler as module
-from hpu_operator.runtime.announcer import Announcer
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.children import Children
-from hpu_operator.runtime.control_watch import ControlWatch
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.control_watch import ControlWatch
+from hpu_operator.runtime.inputs.observer import Observer
 from hpu_operator.runtime.key import Key
-from hpu_operator.runtime.observer import Observer
+from hpu_operator.runtime.outputs.announcer import Announcer
+from hpu_operator.runtime.outputs.children import Children
+from hpu_operator.runtime.outputs.status_writer import StatusWriter
 from hpu_operator.runtime.reconciler import Reconciler
-from hpu_operator.runtime.status_writer import StatusWriter
 from tests.operator.objects import NOW, OWNER, pod, spec
 
 KEY = Key("team", "smol")

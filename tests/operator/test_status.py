@@ -14,11 +14,10 @@ from hpu_engine.contract import FailureReason, Phase, TerminationMessage
 from hpu_operator.api.crd import structural_schema
 from hpu_operator.api.inference import Status
 from hpu_operator.api.reasons import CATALOGUE, Reason, is_failure
-from hpu_operator.domain.diagnosis import Diagnosis
+from hpu_operator.domain.diagnosis.questions import Diagnosis
 from hpu_operator.domain.observed import Group, Observed, Pod
-from hpu_operator.domain.status import (
-    Situation,
-    Subject,
+from hpu_operator.domain.status.conditions import Situation, Subject
+from hpu_operator.domain.status.document import (
     build_status,
     invalid_status,
     leaving_status,

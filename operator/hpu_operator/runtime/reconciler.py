@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from hpu_operator.api.inference import Spec
 from hpu_operator.api.reasons import Reason
 from hpu_operator.domain import desired, names
-from hpu_operator.domain.diagnosis import Diagnosis
+from hpu_operator.domain.diagnosis.questions import Diagnosis
 from hpu_operator.domain.names import GroupId
 from hpu_operator.domain.observed import Observed, Pod
 from hpu_operator.domain.owner import Owner
@@ -26,17 +26,18 @@ from hpu_operator.domain.quantity import NotAQuantity
 from hpu_operator.domain.revision import revision_of
 from hpu_operator.domain.rollout.actions import Action, CreateGroup, DeleteGroup, LeaveService, ReturnToService
 from hpu_operator.domain.rollout.decide import Wanted, awaits_endpoints, decide, learn
-from hpu_operator.domain.status import Situation, Subject, build_status, invalid_status, leaving_status
+from hpu_operator.domain.status.conditions import Situation, Subject
+from hpu_operator.domain.status.document import build_status, invalid_status, leaving_status
 from hpu_operator.domain.timestamps import timestamp
 from hpu_operator.kube.kinds import INFERENCE, POD, SERVICE, STATEFUL_SET
 from hpu_operator.kube.port import Conflict, Live
-from hpu_operator.runtime.announcer import Announcer
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.children import Blocked, Children, NamespaceLeaving
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.observer import Observer
 from hpu_operator.runtime.key import Key
-from hpu_operator.runtime.observer import Observer
-from hpu_operator.runtime.records import Records
-from hpu_operator.runtime.status_writer import StatusWriter
+from hpu_operator.runtime.outputs.announcer import Announcer
+from hpu_operator.runtime.outputs.children import Blocked, Children, NamespaceLeaving
+from hpu_operator.runtime.outputs.records import Records
+from hpu_operator.runtime.outputs.status_writer import StatusWriter
 
 _AT_ONCE = 8
 _ENDPOINTS_SECONDS = 0.5

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from hpu_operator.api.reasons import Reason, is_failure
-from hpu_operator.domain.diagnosis import diagnose_group
+from hpu_operator.domain.diagnosis.questions import diagnose_group
 from hpu_operator.domain.observed import Group
 
 _NOT_BROKEN = {Reason.CONTROL_UNREACHABLE, Reason.PROBE_FAILING, Reason.WORKER_LOST, Reason.LIVENESS_FAILED}

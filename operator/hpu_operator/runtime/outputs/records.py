@@ -17,9 +17,9 @@ from hpu_operator.domain.revision import (
 )
 from hpu_operator.kube.kinds import RECORD
 from hpu_operator.kube.port import Live
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.children import Children
+from hpu_operator.runtime.inputs.cache import Cache
 from hpu_operator.runtime.key import Key
+from hpu_operator.runtime.outputs.children import Children
 
 
 class Records:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from hpu_engine.contract import ControlState, Phase
 from hpu_operator.control_client import ControlClient
+from hpu_operator.domain.diagnosis.progress import STALLED_AFTER_SECONDS, is_lasting, probe_is_due, warm_up
 from hpu_operator.domain.observed import Control, Unreachable
-from hpu_operator.domain.progress import STALLED_AFTER_SECONDS, is_lasting, probe_is_due, warm_up
 from hpu_operator.metrics import Metrics
 from hpu_operator.runtime.key import Key
 

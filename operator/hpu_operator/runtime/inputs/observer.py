@@ -12,7 +12,7 @@ from typing import Any
 from hpu_engine.contract import ControlState, Phase
 from hpu_operator.control_client import ControlUrl
 from hpu_operator.domain import names
-from hpu_operator.domain.diagnosis import EVENTS_AFTER
+from hpu_operator.domain.diagnosis.questions import EVENTS_AFTER
 from hpu_operator.domain.names import GroupId
 from hpu_operator.domain.observed import Event, Group, Observed, Pod, read_groups, read_pod
 from hpu_operator.domain.owner import Owner, Ownership, ownership
@@ -20,8 +20,8 @@ from hpu_operator.domain.rollout.decide import awaits_endpoints
 from hpu_operator.domain.timestamps import parse_time
 from hpu_operator.kube.kinds import ENDPOINT_SLICE, EVENT, POD, STATEFUL_SET
 from hpu_operator.kube.port import KubeApi, Live
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.control_watch import ControlWatch, Target
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.control_watch import ControlWatch, Target
 from hpu_operator.runtime.key import Key
 
 _FRESH_SECONDS = 10.0

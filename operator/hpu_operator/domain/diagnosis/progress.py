@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from hpu_engine.contract import ControlState, Phase
 from hpu_operator.api.reasons import Reason
-from hpu_operator.domain.causes import Cause, of_engine
+from hpu_operator.domain.diagnosis.causes import Cause, of_engine
 from hpu_operator.domain.observed import Group, Pod, Unreachable
 from hpu_operator.domain.timestamps import parse_time
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from hpu_operator.api.reasons import Reason, severity
-from hpu_operator.domain import causes, progress
+from hpu_operator.domain.diagnosis import causes, progress
 from hpu_operator.domain.engine_arguments import drain_seconds_of
 from hpu_operator.domain.observed import Group, Pod
 from hpu_operator.domain.timestamps import parse_time

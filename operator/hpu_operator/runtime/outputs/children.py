@@ -11,16 +11,16 @@ from typing import Any
 
 from hpu_operator.api.reasons import Reason
 from hpu_operator.domain.compare import Manifest, needs_apply
-from hpu_operator.domain.diagnosis import Diagnosis
+from hpu_operator.domain.diagnosis.questions import Diagnosis
 from hpu_operator.domain.owner import Owner, Ownership, ownership
 from hpu_operator.kube.kinds import RECORD, SERVICE, STATEFUL_SET, Kind
 from hpu_operator.kube.port import KubeApi, Live, NotFound, Refused
-from hpu_operator.runtime.announcer import Announcer
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.journal import tell_child
+from hpu_operator.runtime.inputs.cache import Cache
 from hpu_operator.runtime.key import Key
-from hpu_operator.runtime.remembered import Remembered
-from hpu_operator.runtime.settled import Settled
+from hpu_operator.runtime.outputs.announcer import Announcer
+from hpu_operator.runtime.outputs.journal import tell_child
+from hpu_operator.runtime.outputs.remembered import Remembered
+from hpu_operator.runtime.outputs.settled import Settled
 
 
 class Blocked(Exception):

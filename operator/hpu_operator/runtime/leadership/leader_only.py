@@ -11,7 +11,7 @@ from typing import Any
 
 from hpu_operator.kube.kinds import Kind
 from hpu_operator.kube.port import KubeApi, Listed, Live, Unavailable
-from hpu_operator.runtime.lease import Lease
+from hpu_operator.runtime.leadership.lease import Lease
 
 
 class LeaderOnly:
