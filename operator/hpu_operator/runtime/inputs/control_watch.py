@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from hpu_engine.contract import ControlState, Phase
+from hpu_operator.control_client import ControlClient
+from hpu_operator.domain.diagnosis.progress import STALLED_AFTER_SECONDS, is_lasting, probe_is_due, warm_up
 from hpu_operator.domain.observed import Control, Unreachable
-from hpu_operator.domain.progress import STALLED_AFTER_SECONDS, is_lasting, probe_is_due, warm_up
 from hpu_operator.metrics import Metrics
-from hpu_operator.ranks import RankClient
 from hpu_operator.runtime.key import Key
 
 STARTING_SECONDS = 1.0
@@ -43,11 +43,11 @@ class _Asked:
     due: float = 0.0
 
 
-class RankWatch:
+class ControlWatch:
     """`on_news` is called with the key of the object whose pod said something new."""
 
     def __init__(
-        self, client: RankClient, metrics: Metrics, clock: Callable[[], float], on_news: Callable[[Key], None]
+        self, client: ControlClient, metrics: Metrics, clock: Callable[[], float], on_news: Callable[[Key], None]
     ) -> None:
         self._client = client
         self._metrics = metrics
@@ -117,7 +117,7 @@ class RankWatch:
     async def _ask(self, asked: _Asked) -> None:
         async with self._limit:
             answer = await self._client.read(asked.target.url)
-        self._metrics.ranks_asked.labels("unreachable" if isinstance(answer, Unreachable) else "ok").inc()
+        self._metrics.control_requests.labels("unreachable" if isinstance(answer, Unreachable) else "ok").inc()
         uid = asked.target.uid
         if self._asked.get(uid) is not asked:
             return

@@ -44,7 +44,7 @@ async def _read(content: aiohttp.StreamReader) -> bytes:
     return bytes(body)
 
 
-class RankClient:
+class ControlClient:
     """Reads control states over a pool of at most 64 connections. Close it at the end."""
 
     def __init__(self) -> None:

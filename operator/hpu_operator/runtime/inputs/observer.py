@@ -10,18 +10,19 @@ from datetime import datetime
 from typing import Any
 
 from hpu_engine.contract import ControlState, Phase
+from hpu_operator.control_client import ControlUrl
 from hpu_operator.domain import names
-from hpu_operator.domain.diagnosis import EVENTS_AFTER
+from hpu_operator.domain.diagnosis.questions import EVENTS_AFTER
 from hpu_operator.domain.names import GroupId
-from hpu_operator.domain.observed import Event, Group, Observed, Pod, parse_time, read_groups, read_pod
+from hpu_operator.domain.observed import Event, Group, Observed, Pod, read_groups, read_pod
 from hpu_operator.domain.owner import Owner, Ownership, ownership
-from hpu_operator.domain.rollout import awaits_endpoints
+from hpu_operator.domain.rollout.decide import awaits_endpoints
+from hpu_operator.domain.timestamps import parse_time
 from hpu_operator.kube.kinds import ENDPOINT_SLICE, EVENT, POD, STATEFUL_SET
 from hpu_operator.kube.port import KubeApi, Live
-from hpu_operator.ranks import ControlUrl
-from hpu_operator.runtime.cache import Cache
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.control_watch import ControlWatch, Target
 from hpu_operator.runtime.key import Key
-from hpu_operator.runtime.rank_watch import RankWatch, Target
 
 _FRESH_SECONDS = 10.0
 _REMEMBERED = 5_000
@@ -34,11 +35,11 @@ class Observer:
     """`clock` gives seconds that only grow."""
 
     def __init__(
-        self, api: KubeApi, cache: Cache, ranks: RankWatch, url_of: ControlUrl, clock: Callable[[], float]
+        self, api: KubeApi, cache: Cache, watch: ControlWatch, url_of: ControlUrl, clock: Callable[[], float]
     ) -> None:
         self._api = api
         self._cache = cache
-        self._ranks = ranks
+        self._watch = watch
         self._url_of = url_of
         self._clock = clock
         self._events: OrderedDict[str, tuple[float, tuple[Event, ...]]] = OrderedDict()
@@ -51,11 +52,11 @@ class Observer:
     def snapshot(self, owner: Owner) -> Observed:
         """What is known right now, without asking anybody. Names the pods whose control endpoints matter."""
         pods = self._pods(owner)
-        self._ranks.expect(
+        self._watch.expect(
             Key(owner.namespace, owner.name), [target for _, live in pods if (target := self._target(live))]
         )
         read = [
-            (group, read_pod(live, self._ranks.answer(live["metadata"]["uid"]), self._known_events(live)))
+            (group, read_pod(live, self._watch.answer(live["metadata"]["uid"]), self._known_events(live)))
             for group, live in pods
         ]
         sets = self.stateful_sets(owner)
@@ -79,7 +80,7 @@ class Observer:
 
     def forget(self, key: Key) -> None:
         """The object is gone: nobody needs its pods' answers."""
-        self._ranks.expect(key, ())
+        self._watch.expect(key, ())
 
     async def explain(self, owner: Owner, observed: Observed, now: datetime) -> Observed:
         """`observed`, with events for what has waited long and endpoints where a decision needs them."""

@@ -18,7 +18,7 @@ import structlog
 from hpu_operator.kube.kinds import INFERENCE, WATCHED, Kind
 from hpu_operator.kube.port import KubeApi, KubeError
 from hpu_operator.metrics import Metrics
-from hpu_operator.runtime.cache import Cache
+from hpu_operator.runtime.inputs.cache import Cache
 from hpu_operator.runtime.key import Key
 from hpu_operator.runtime.queue import Queue
 

@@ -12,7 +12,7 @@ import structlog
 from hpu_operator.api.reasons import Reason, is_failure
 from hpu_operator.domain.names import MANAGER
 from hpu_operator.domain.owner import Owner
-from hpu_operator.domain.status import timestamp
+from hpu_operator.domain.timestamps import timestamp
 from hpu_operator.kube.kinds import EVENT, INFERENCE, Kind
 from hpu_operator.kube.port import KubeApi, KubeError, Live
 

@@ -10,21 +10,21 @@ import pytest_asyncio
 from aiohttp import web
 
 from hpu_engine.contract import ControlState, Phase
+from hpu_operator.control_client import ControlClient, control_url
+from hpu_operator.domain.diagnosis.progress import SILENCE_SECONDS
 from hpu_operator.domain.observed import Unreachable
-from hpu_operator.domain.progress import SILENCE_SECONDS
 from hpu_operator.metrics import Metrics
-from hpu_operator.ranks import RankClient, control_url
+from hpu_operator.runtime.inputs.control_watch import ControlWatch, Target
 from hpu_operator.runtime.key import Key
-from hpu_operator.runtime.rank_watch import RankWatch, Target
 from tests.cluster import ports
-from tests.control_plane.scripted_ranks import ScriptedRanks, state
+from tests.control_plane.scripted_control import ScriptedControl, state
 
 KEY = Key("team", "smol")
 
 
 @pytest_asyncio.fixture
-async def client() -> AsyncIterator[RankClient]:
-    held = RankClient()
+async def client() -> AsyncIterator[ControlClient]:
+    held = ControlClient()
     try:
         yield held
     finally:
@@ -43,21 +43,21 @@ def test_the_address_of_a_pod(status: dict[str, str], url: str | None) -> None:
     assert control_url({"status": status}) == url
 
 
-async def test_a_state_is_read(client: RankClient) -> None:
-    async with ScriptedRanks() as ranks:
-        ranks.says("team", "smol-0", state(Phase.WARMING_UP, done=3, total=5))
-        read = await client.read(f"{ranks.base}/team/smol-0")
+async def test_a_state_is_read(client: ControlClient) -> None:
+    async with ScriptedControl() as scripted:
+        scripted.says("team", "smol-0", state(Phase.WARMING_UP, done=3, total=5))
+        read = await client.read(f"{scripted.base}/team/smol-0")
         assert isinstance(read, ControlState)
         assert read.ranks[0].warm_up.done == 3
 
 
-async def test_a_connection_that_breaks_is_unreachable(client: RankClient) -> None:
-    async with ScriptedRanks() as ranks:
-        ranks.default = None
-        assert isinstance(await client.read(f"{ranks.base}/team/smol-0"), Unreachable)
+async def test_a_connection_that_breaks_is_unreachable(client: ControlClient) -> None:
+    async with ScriptedControl() as scripted:
+        scripted.default = None
+        assert isinstance(await client.read(f"{scripted.base}/team/smol-0"), Unreachable)
 
 
-async def test_a_closed_port_is_unreachable(client: RankClient) -> None:
+async def test_a_closed_port_is_unreachable(client: ControlClient) -> None:
     (port,) = ports.choose(1)
     read = await client.read(f"http://127.0.0.1:{port}")
     assert isinstance(read, Unreachable)
@@ -65,7 +65,7 @@ async def test_a_closed_port_is_unreachable(client: RankClient) -> None:
 
 
 async def read_from(
-    client: RankClient, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    client: ControlClient, answer: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> ControlState | Unreachable:
     """What the client makes of a server that answers so."""
     app = web.Application()
@@ -89,7 +89,7 @@ async def read_from(
         (200, "9" * (3 << 20), "more than 1 MiB"),
     ],
 )
-async def test_whatever_else_answers_is_unreachable(client: RankClient, status: int, body: str, word: str) -> None:
+async def test_whatever_else_answers_is_unreachable(client: ControlClient, status: int, body: str, word: str) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(status=status, text=body, headers={"Location": "http://192.0.2.1/"})
 
@@ -98,7 +98,7 @@ async def test_whatever_else_answers_is_unreachable(client: RankClient, status: 
     assert word in read.error
 
 
-async def test_an_answer_that_comes_in_pieces_is_read_to_its_end(client: RankClient) -> None:
+async def test_an_answer_that_comes_in_pieces_is_read_to_its_end(client: ControlClient) -> None:
     whole = state(Phase.WARMING_UP, done=3, total=5).model_dump_json(by_alias=True).encode()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -117,15 +117,15 @@ async def heard(news: asyncio.Queue[Key]) -> Key:
     return await asyncio.wait_for(news.get(), 30)
 
 
-async def test_a_silence_has_a_length_and_is_news_when_it_lasts(client: RankClient) -> None:
+async def test_a_silence_has_a_length_and_is_news_when_it_lasts(client: ControlClient) -> None:
     news: asyncio.Queue[Key] = asyncio.Queue()
     now = [100.0]
-    watch = RankWatch(client, Metrics(), lambda: now[0], news.put_nowait)
+    watch = ControlWatch(client, Metrics(), lambda: now[0], news.put_nowait)
     running = asyncio.create_task(watch.run())
     try:
-        async with ScriptedRanks() as ranks:
-            ranks.default = None
-            watch.expect(KEY, [Target("uid", f"{ranks.base}/team/smol-0", 0)])
+        async with ScriptedControl() as scripted:
+            scripted.default = None
+            watch.expect(KEY, [Target("uid", f"{scripted.base}/team/smol-0", 0)])
             while not isinstance(watch.answer("uid"), Unreachable):
                 await asyncio.sleep(0.01)
             assert news.empty(), "a moment's silence changes nothing"
@@ -139,30 +139,30 @@ async def test_a_silence_has_a_length_and_is_news_when_it_lasts(client: RankClie
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_the_watch_tells_news_once_and_stops_when_nobody_expects_the_pod(client: RankClient) -> None:
+async def test_the_watch_tells_news_once_and_stops_when_nobody_expects_the_pod(client: ControlClient) -> None:
     news: asyncio.Queue[Key] = asyncio.Queue()
-    watch = RankWatch(client, Metrics(), asyncio.get_running_loop().time, news.put_nowait)
+    watch = ControlWatch(client, Metrics(), asyncio.get_running_loop().time, news.put_nowait)
     running = asyncio.create_task(watch.run())
     try:
-        async with ScriptedRanks() as ranks:
-            ranks.default = state(Phase.LOADING)
-            watch.expect(KEY, [Target("uid", f"{ranks.base}/team/smol-0", 0)])
+        async with ScriptedControl() as scripted:
+            scripted.default = state(Phase.LOADING)
+            watch.expect(KEY, [Target("uid", f"{scripted.base}/team/smol-0", 0)])
             assert await heard(news) == KEY
             answer = watch.answer("uid")
             assert isinstance(answer, ControlState)
             assert answer.phase is Phase.LOADING
             await asyncio.sleep(1.3)
             assert news.empty(), "the same again is no news"
-            ranks.default = state(Phase.WARMING_UP, total=4)
+            scripted.default = state(Phase.WARMING_UP, total=4)
             assert await heard(news) == KEY
-            watch.expect(KEY, [Target("uid", f"{ranks.base}/team/smol-0", 1)])
+            watch.expect(KEY, [Target("uid", f"{scripted.base}/team/smol-0", 1)])
             assert watch.answer("uid") is None, "a restarted container has said nothing yet"
             await heard(news)
             watch.expect(KEY, [])
             await asyncio.gather(*watch._tasks)  # a question that was on its way is no new one
-            asked = ranks.asked
+            asked = scripted.asked
             await asyncio.sleep(1.5)
-            assert ranks.asked == asked
+            assert scripted.asked == asked
             assert watch.answer("uid") is None
     finally:
         running.cancel()

@@ -9,8 +9,9 @@ from datetime import datetime, timedelta
 
 from hpu_engine.contract import ControlState, Phase
 from hpu_operator.api.reasons import Reason
-from hpu_operator.domain.causes import Cause, of_engine
-from hpu_operator.domain.observed import Group, Pod, Unreachable, parse_time
+from hpu_operator.domain.diagnosis.causes import Cause, of_engine
+from hpu_operator.domain.observed import Group, Pod, Unreachable
+from hpu_operator.domain.timestamps import parse_time
 
 GRACE = timedelta(seconds=60)
 """From a container's start until its control port must answer: the engine's does from its first second, on a machine

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from hpu_operator.api.reasons import Reason, severity
-from hpu_operator.domain import causes, progress
+from hpu_operator.domain.diagnosis import causes, progress
 from hpu_operator.domain.engine_arguments import drain_seconds_of
-from hpu_operator.domain.observed import Group, Pod, parse_time
+from hpu_operator.domain.observed import Group, Pod
+from hpu_operator.domain.timestamps import parse_time
 
 EVENTS_AFTER = timedelta(seconds=10)
 """A pod that has waited this long is explained by its events, which alone tell of a missing volume or a slow pull."""
@@ -31,7 +32,8 @@ class Diagnosis:
     message: str
 
     @property
-    def rank(self) -> int:
+    def severity(self) -> int:
+        """The lower, the graver."""
         return severity(self.reason)
 
 
@@ -43,7 +45,7 @@ def diagnose_group(group: Group, now: datetime) -> Diagnosis | None:
     missing = group.expected_pods - len(group.pods)
     if missing > 0:
         found.append(_missing_pods(group))
-    return min(found, key=lambda diagnosis: diagnosis.rank, default=None)
+    return min(found, key=lambda diagnosis: diagnosis.severity, default=None)
 
 
 def leaving_text(pods: Iterable[Pod], who: str = "its old pods") -> str:

@@ -9,7 +9,7 @@ import structlog
 from hpu_operator.kube.port import KubeError, Unavailable
 from hpu_operator.metrics import Metrics
 from hpu_operator.runtime.key import Key
-from hpu_operator.runtime.lease import Lease
+from hpu_operator.runtime.leadership.lease import Lease
 from hpu_operator.runtime.queue import FAILURE_LIMIT_SECONDS, UNAVAILABLE_LIMIT_SECONDS, Queue
 from hpu_operator.runtime.reconciler import Reconciler
 

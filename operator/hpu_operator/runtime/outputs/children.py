@@ -6,21 +6,21 @@ the first write. An object that is being deleted is left alone: an apply to it w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from hpu_operator.api.reasons import Reason
 from hpu_operator.domain.compare import Manifest, needs_apply
-from hpu_operator.domain.diagnosis import Diagnosis
+from hpu_operator.domain.diagnosis.questions import Diagnosis
 from hpu_operator.domain.owner import Owner, Ownership, ownership
 from hpu_operator.kube.kinds import RECORD, SERVICE, STATEFUL_SET, Kind
 from hpu_operator.kube.port import KubeApi, Live, NotFound, Refused
-from hpu_operator.runtime.announcer import Announcer
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.journal import tell_child
+from hpu_operator.runtime.inputs.cache import Cache
 from hpu_operator.runtime.key import Key
-from hpu_operator.runtime.remembered import Remembered
-from hpu_operator.runtime.settled import Settled
+from hpu_operator.runtime.outputs.announcer import Announcer
+from hpu_operator.runtime.outputs.journal import tell_child
+from hpu_operator.runtime.outputs.remembered import Remembered
+from hpu_operator.runtime.outputs.settled import Settled
 
 
 class Blocked(Exception):
@@ -68,7 +68,7 @@ class Children:
             self._look_at(owner, kind, manifest, answer)
 
     async def exists(self, owner: Owner, kind: Kind, manifest: Manifest) -> None:
-        """The same for a child that never changes once it exists."""
+        """The same for a child that is never applied again once it exists."""
         if await self._find(owner, kind, manifest) is None:
             await self._make(owner, kind, manifest)
 
@@ -100,11 +100,19 @@ class Children:
         live = await self._api.get(kind, owner.namespace, name)
         if live is not None and (diagnosis := _in_the_way(owner, kind, live)):
             raise Blocked(diagnosis)
+        if live is not None:
+            self._cache.put(kind, live)
         return live
 
     async def patch(self, kind: Kind, manifest: Manifest) -> None:
         """Force the few fields of `manifest` on an object that has other owners, such as a pod."""
         await self._apply(kind, manifest)
+
+    async def annotate(self, kind: Kind, live: Live, annotations: Mapping[str, str]) -> None:
+        """Set annotations of a child. Raises `Conflict` where it is not what the cache knows."""
+        metadata = live["metadata"]
+        await self._keep(kind, metadata["name"], self._api.annotate(kind, live, annotations))
+        tell_child("annotated", kind, metadata["namespace"], metadata["name"])
 
     async def delete(self, owner: Owner, kind: Kind, name: str, uid: str) -> None:
         await self._api.delete(kind, owner.namespace, name, uid)
@@ -112,14 +120,18 @@ class Children:
         tell_child("deleted", kind, owner.namespace, name)
 
     async def _apply(self, kind: Kind, manifest: Mapping[str, Any]) -> Live:
+        return await self._keep(kind, manifest["metadata"]["name"], self._api.apply(kind, manifest))
+
+    async def _keep(self, kind: Kind, name: str, write: Awaitable[Live]) -> Live:
+        """The answer to a write, kept in the cache."""
         try:
-            answer = await self._api.apply(kind, manifest)
+            answer = await write
         except NotFound as error:
             raise NamespaceLeaving(str(error)) from error
         except Refused as error:
             if "being terminated" in error.message:
                 raise NamespaceLeaving(str(error)) from error
-            text = f"{kind.kind} {manifest['metadata']['name']} is refused by the API server: {error.message}"
+            text = f"{kind.kind} {name} is refused by the API server: {error.message}"
             raise Blocked(Diagnosis(Reason.REJECTED, text)) from error
         self._cache.put(kind, answer)
         return answer

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpu_operator.kube.kinds import Kind
 from hpu_operator.kube.port import KubeApi, Listed, Live, Unavailable
-from hpu_operator.runtime.lease import Lease
+from hpu_operator.runtime.leadership.lease import Lease
 
 
 class LeaderOnly:
@@ -34,6 +34,10 @@ class LeaderOnly:
     async def apply_status(self, kind: Kind, manifest: Mapping[str, Any]) -> Live:
         self._check("apply status", kind)
         return await self._api.apply_status(kind, manifest)
+
+    async def annotate(self, kind: Kind, live: Mapping[str, Any], annotations: Mapping[str, str]) -> Live:
+        self._check("annotate", kind)
+        return await self._api.annotate(kind, live, annotations)
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         self._check("delete", kind)

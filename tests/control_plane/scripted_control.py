@@ -44,7 +44,7 @@ def state(
     )
 
 
-class ScriptedRanks:
+class ScriptedControl:
     """Every pod says `default` until a test gives it something else; None: the connection is closed unanswered."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class ScriptedRanks:
         app.router.add_get("/{namespace}/{pod}" + STATE_PATH, self._answer)
         self._runner = web.AppRunner(app, access_log=None)
 
-    async def __aenter__(self) -> ScriptedRanks:
+    async def __aenter__(self) -> ScriptedControl:
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
         await site.start()
@@ -71,7 +71,7 @@ class ScriptedRanks:
         self._said[namespace, pod] = said
 
     def url_of(self, pod: Mapping[str, Any]) -> str | None:
-        """In place of `hpu_operator.ranks.control_url`."""
+        """In place of `hpu_operator.control_client.control_url`."""
         metadata = pod["metadata"]
         return f"{self.base}/{metadata['namespace']}/{metadata['name']}"
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpu_operator.api import schema
-from hpu_operator.domain.status import only_progress
+from hpu_operator.domain.status.document import only_progress
 from hpu_operator.kube.kinds import INFERENCE
 from hpu_operator.kube.port import KubeApi, Live, NotFound
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.journal import tell_conditions
+from hpu_operator.runtime.inputs.cache import Cache
 from hpu_operator.runtime.key import Key
+from hpu_operator.runtime.outputs.journal import tell_conditions
 
 PROGRESS_SECONDS = 10.0
 
