@@ -20,7 +20,7 @@ from aiohttp import web
 
 from hpu_engine.contract import EXIT_CODES, ExitCode, FailureReason, Phase, TerminationMessage
 from hpu_engine.server.errors import ApiError
-from hpu_engine.server.listener import BACKLOG, Runner, most_connections
+from hpu_engine.server.listener import BACKLOG, Runner, bind, most_connections
 from hpu_engine.server.metrics import Metrics
 from hpu_engine.server.pod.control import build_control
 from hpu_engine.server.pod.drain import Shutdown, drain
@@ -93,7 +93,8 @@ class _Server:
     async def serve(self, control: str) -> int:
         from hpu_engine.server.api.app import build_api
 
-        api = await _listen(self.closing, build_api(self.serving, self.metrics), self.settings, "port")
+        application = build_api(self.serving, self.metrics, self.settings.allowed_origins)
+        api = await _listen(self.closing, application, self.settings, "port")
         log.info("listening", api=api, control=control)
         running = asyncio.create_task(self._run_worker())
         loading = asyncio.create_task(self._load_model())
@@ -195,9 +196,9 @@ async def _listen(closing: AsyncExitStack, app: web.Application, settings: Serve
     runner = Runner(app, most_connections() if field == "port" else sys.maxsize)
     await runner.setup()
     closing.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, settings.host, port, backlog=BACKLOG)
     try:
-        await site.start()
+        for listening in bind(settings.host, port):
+            await web.SockSite(runner, listening, backlog=BACKLOG).start()
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         reason = FailureReason.PORT_TAKEN if taken else FailureReason.USAGE
