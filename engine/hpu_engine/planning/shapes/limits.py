@@ -51,11 +51,6 @@ class StepLimits:
         return -(-self.max_model_len // self.block_size)
 
     @property
-    def scratch_blocks(self) -> int:
-        """KV blocks for the padding of the largest step: each padding token writes a slot that no other one does."""
-        return max(1, -(-self.flat_tokens // self.block_size))
-
-    @property
     def flat_tokens(self) -> int:
         return min(self.max_batched_tokens, self.max_num_seqs * self.max_model_len)
 
