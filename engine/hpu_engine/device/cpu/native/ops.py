@@ -16,9 +16,6 @@ from torch import Tensor
 from hpu_engine.device.base import ExpertKernel, Linear
 
 _PANEL = 16
-HEAD_MULTIPLE = 8
-"""The compiled attention takes heads of a multiple of this many elements."""
-
 _FORK_BYTES = 3_000_000
 """Weights times rows from which a product is worth waking a second thread: some 200 microseconds of one row's work."""
 _FORK_KEYS = 2048
