@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import random
 from collections.abc import Callable
 
 from hpu_operator.metrics import Metrics
+from hpu_operator.runtime.jitter import jittered
 from hpu_operator.runtime.key import Key
 
 FIRST_RETRY_SECONDS = 0.2
@@ -94,8 +94,7 @@ class Queue:
         """Work on `key` failed: it comes again, each time twice as late. Returns the delay."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
-        delay = min(FIRST_RETRY_SECONDS * float(2 ** min(count, 16)), limit_seconds)
-        delay *= 1 + 0.2 * random.random()  # noqa: S311 - spreads retries, keeps no secret
+        delay = jittered(min(FIRST_RETRY_SECONDS * float(2 ** min(count, 16)), limit_seconds))
         self._release(key)
         self.add(key, delay)
         return delay

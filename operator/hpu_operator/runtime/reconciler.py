@@ -117,7 +117,7 @@ class Reconciler:
         """Write what is missing. Returns what keeps children from being written."""
         owner, spec, revision = intent.owner, intent.spec, intent.revision
         try:
-            await self._records.repair(owner, self._observer.stateful_sets(owner))
+            await self._records.repair(owner, self._cache.own(STATEFUL_SET, owner))
             await self._records.ensure(
                 owner,
                 revision,
@@ -146,7 +146,7 @@ class Reconciler:
 
     async def _repair_groups(self, owner: Owner) -> None:
         records = self._records.known(owner)
-        for live in self._observer.stateful_sets(owner):
+        for live in self._cache.own(STATEFUL_SET, owner):
             group = names.group_of(live["metadata"].get("labels") or {})
             record = records.get(group.revision) if group else None
             if group is None or record is None or "deletionTimestamp" in live["metadata"]:
@@ -166,7 +166,7 @@ class Reconciler:
                 raise result
 
     async def _perform_one(self, owner: Owner, action: Action) -> None:
-        _log.info("action", object=f"{owner.namespace}/{owner.name}", action=type(action).__name__, group=action.id)
+        _log.info("action", object=str(Key.of(owner)), action=type(action).__name__, group=action.id)
         match action:
             case CreateGroup(group):
                 await self._create(owner, group)
@@ -181,8 +181,7 @@ class Reconciler:
         """Make a group from the record of its own revision, and from nothing else."""
         record = self._records.known(owner).get(group.revision)
         if record is None:
-            told = f"{owner.namespace}/{owner.name}"
-            _log.error("group not created: its revision has no record", object=told, group=group)
+            _log.error("group not created: its revision has no record", object=str(Key.of(owner)), group=group)
             return
         await self._children.ensure(owner, STATEFUL_SET, desired.stateful_set(owner, group, record))
 

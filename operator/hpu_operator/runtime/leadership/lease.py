@@ -13,7 +13,6 @@ pod takes its predecessor's lease at once.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -22,6 +21,7 @@ import structlog
 
 from hpu_operator.kube.kinds import LEASE
 from hpu_operator.kube.port import Conflict, KubeApi, KubeError
+from hpu_operator.runtime.jitter import jittered
 
 DURATION_SECONDS = 15
 DEADLINE_SECONDS = 10.0
@@ -56,7 +56,7 @@ class Lease:
                     return
             except KubeError as error:
                 _log.warning("lease not acquired", error=str(error))
-            await asyncio.sleep(RETRY_SECONDS * (1 + 0.2 * random.random()))  # noqa: S311 - spreads candidates
+            await asyncio.sleep(jittered(RETRY_SECONDS))
 
     async def hold(self) -> None:
         """Renew until another process holds the lease; then return."""

@@ -15,6 +15,7 @@ from hpu_operator.domain.owner import Owner
 from hpu_operator.domain.timestamps import timestamp
 from hpu_operator.kube.kinds import EVENT, INFERENCE, Kind
 from hpu_operator.kube.port import KubeApi, KubeError, Live
+from hpu_operator.runtime.key import Key
 
 REPAIRED = "Repaired"
 
@@ -67,7 +68,7 @@ class Announcer:
         try:
             await self._api.create(EVENT, about.namespace, body)
         except KubeError as error:
-            _log.warning("event not written", object=f"{about.namespace}/{about.name}", error=str(error))
+            _log.warning("event not written", object=str(Key.of(about)), error=str(error))
 
 
 def _ready(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -47,10 +47,8 @@ class Children:
 
     def see(self, owner: Owner) -> None:
         """Remember what `owner` has now, to know later what was lost."""
-        key = Key(owner.namespace, owner.name)
         for kind in (SERVICE, RECORD, STATEFUL_SET):
-            live = self._cache.children(kind, key)
-            self._remembered.see(owner, kind, [item for item in live if ownership(owner, item) is Ownership.OURS])
+            self._remembered.see(owner, kind, self._cache.own(kind, owner))
 
     def forget(self, key: Key) -> None:
         """The object is gone."""

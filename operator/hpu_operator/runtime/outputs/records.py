@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hpu_operator.domain import names
 from hpu_operator.domain.facts import Facts, new_annotations
-from hpu_operator.domain.owner import Owner, Ownership, ownership
+from hpu_operator.domain.owner import Owner
 from hpu_operator.domain.revision import (
     Record,
     expired,
@@ -18,7 +18,6 @@ from hpu_operator.domain.revision import (
 from hpu_operator.kube.kinds import RECORD
 from hpu_operator.kube.port import Live
 from hpu_operator.runtime.inputs.cache import Cache
-from hpu_operator.runtime.key import Key
 from hpu_operator.runtime.outputs.children import Children
 
 
@@ -31,9 +30,8 @@ class Records:
 
     def known(self, owner: Owner) -> dict[str, Record]:
         """By revision."""
-        live = self._cache.children(RECORD, Key(owner.namespace, owner.name))
-        own = [item for item in live if ownership(owner, item) is Ownership.OURS]
-        return {record.revision: record for item in own if (record := read_record(item))}
+        own = self._cache.own(RECORD, owner)
+        return {record.revision: record for live in own if (record := read_record(live))}
 
     async def repair(self, owner: Owner, stateful_sets: Iterable[Live]) -> None:
         """Make a record that was deleted again, from a group of its revision."""

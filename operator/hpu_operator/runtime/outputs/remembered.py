@@ -54,7 +54,7 @@ class Remembered:
         self._seen.pop(key, None)
 
     def _of(self, owner: Owner) -> _Seen:
-        key = Key(owner.namespace, owner.name)
+        key = Key.of(owner)
         seen = self._seen.get(key)
         if seen is None or seen.owner_uid != owner.uid:
             seen = self._seen[key] = _Seen(owner.uid)

@@ -26,19 +26,15 @@ class Settled:
 
     def note(self, owner: Owner, kind: Kind, manifest: Mapping[str, Any], answer: Live) -> None:
         """Applying `manifest` led to `answer`, which is something else."""
-        self._seen[_key(owner)][kind, manifest["metadata"]["name"]] = _both(manifest, answer)
+        self._seen[Key.of(owner)][kind, manifest["metadata"]["name"]] = _both(manifest, answer)
 
     def knows(self, owner: Owner, kind: Kind, manifest: Mapping[str, Any], live: Live) -> bool:
         """Whether applying `manifest` is known to lead to what is there already."""
-        known = self._seen.get(_key(owner), {}).get((kind, manifest["metadata"]["name"]))
+        known = self._seen.get(Key.of(owner), {}).get((kind, manifest["metadata"]["name"]))
         return known is not None and known == _both(manifest, live)
 
     def forget(self, key: Key) -> None:
         self._seen.pop(key, None)
-
-
-def _key(owner: Owner) -> Key:
-    return Key(owner.namespace, owner.name)
 
 
 def _both(manifest: Mapping[str, Any], live: Live) -> str:

@@ -1,0 +1,10 @@
+"""Pauses of different lengths, so that what began together does not come back together."""
+
+from __future__ import annotations
+
+import random
+
+
+def jittered(seconds: float) -> float:
+    """`seconds` and up to a fifth more."""
+    return seconds * (1 + 0.2 * random.random())  # noqa: S311 - keeps no secret
