@@ -1,6 +1,6 @@
 """Every kopf decorator: kopf delivers watch events, and that is all it is asked to do.
 
-No annotations, finalizers, indices, timers, daemons, peering or webhooks. It runs in a thread with a loop of its own,
+No annotations, finalizers, indices, timers, daemons, peering or webhooks. It runs in a thread with its own event loop,
 so that it neither replaces this process' signal handlers nor cancels tasks that are not its own.
 """
 

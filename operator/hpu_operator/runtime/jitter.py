@@ -1,4 +1,4 @@
-"""Pauses of different lengths, so that what began together does not come back together."""
+"""Random pauses, so that retries that began together do not stay together."""
 
 from __future__ import annotations
 

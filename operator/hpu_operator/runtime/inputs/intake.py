@@ -30,7 +30,7 @@ FIRST_SWEEP_SECONDS = 15.0
 """From the first lists to the first sweep: by then kopf watches."""
 
 CHILD_DEBOUNCE_SECONDS = 0.02
-"""News of children come in bursts; a change of the object itself is worked on at once."""
+"""Events of children come in bursts; a change of the object itself is handled at once."""
 
 _log = structlog.get_logger(__name__)
 

@@ -45,7 +45,7 @@ class Observer:
         self._events: OrderedDict[str, tuple[float, tuple[Event, ...]]] = OrderedDict()
 
     def snapshot(self, owner: Owner) -> Observed:
-        """What is known right now, without asking anybody. Names the pods whose control endpoints matter."""
+        """What is known now, without a request. Tells the watch which control endpoints matter."""
         pods = self._pods(owner)
         self._watch.expect(Key.of(owner), [target for _, live in pods if (target := self._target(live))])
         read = [
@@ -72,7 +72,7 @@ class Observer:
         return Target(pod.uid, url, int(pod.container.get("restartCount", 0)))
 
     def forget(self, key: Key) -> None:
-        """The object is gone: nobody needs its pods' answers."""
+        """The object is gone: its pods are asked no more."""
         self._watch.expect(key, ())
 
     async def explain(self, owner: Owner, observed: Observed, now: datetime) -> Observed:

@@ -39,8 +39,8 @@ class Announcer:
         await self._write(about, kind, new["reason"], new["message"], metadata.get("resourceVersion"))
 
     async def repaired(self, about: Owner, kind: Kind, name: str) -> None:
-        """A child that somebody else deleted was made again."""
-        await self._write(about, "Normal", REPAIRED, f"{kind.kind} {name} was gone and is made again")
+        """A child was deleted by another client and recreated."""
+        await self._write(about, "Normal", REPAIRED, f"{kind.kind} {name} was deleted and has been recreated")
 
     async def _write(self, about: Owner, kind: str, reason: str, message: str, version: str | None = None) -> None:
         now = timestamp(datetime.now(UTC))

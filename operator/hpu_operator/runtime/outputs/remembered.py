@@ -1,4 +1,4 @@
-"""Which children an object was seen to have, so that one made again is told from one that is new.
+"""Which children an object was seen to have, to tell a recreated one from a new one.
 
 Only in memory: after a restart of the operator a child deleted meanwhile looks new. Nothing is decided from it.
 """
