@@ -198,6 +198,14 @@ def test_a_group_between_crashes_is_available_but_not_ready() -> None:
     assert found["Available"][0] == "True"
 
 
+def test_a_rollout_is_not_complete_while_a_replaced_group_is_still_there() -> None:
+    found = status(group(0), group(0, OLD_REVISION), group(1))
+    assert conditions(found)["Ready"] == ("True", "Answering")
+    assert conditions(found)["Progressing"] == ("True", "Draining")
+    assert message(found, "Progressing") == "1 replaced groups are leaving"
+    assert (found["replicas"], found["readyReplicas"], found["updatedReplicas"]) == (2, 2, 2)
+
+
 def test_scaled_to_zero_is_not_ready_and_not_progressing() -> None:
     found = conditions(status(replicas=0))
     assert found["Ready"] == ("False", "ScaledToZero")
