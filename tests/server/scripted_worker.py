@@ -212,7 +212,7 @@ class ScriptedWorker:
                 poll.poll(20 if self.script.end_after_seconds is not None else IDLE_HEARTBEAT_SECONDS * 1000)
             if self.script.end_after_seconds is not None and not self.is_held("end"):
                 time.sleep(self.script.end_after_seconds)
-                return self.die() if self.script.fatal is None else self.say_fatal(self.script.fatal)
+                os._exit(self.die() if self.script.fatal is None else self.say_fatal(self.script.fatal))
             messages, is_open = self.connection.receive_pending()
             for message in messages:
                 if isinstance(message, Submit):
