@@ -32,7 +32,7 @@ class Metrics:
         self._cached = Gauge(
             "hpu_operator_cached_objects", "Objects in the cache.", ["resource"], registry=self.registry
         )
-        self.ranks_asked = Counter(
+        self.control_requests = Counter(
             "hpu_operator_control_requests", "Requests to control endpoints.", ["result"], registry=self.registry
         )
 

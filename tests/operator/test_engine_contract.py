@@ -10,7 +10,7 @@ from hpu_engine.contract import API_PORT, CONTROL_PORT, FailureReason, GroupMemb
 from hpu_engine.settings.serve import ServeSettings, load_settings
 from hpu_operator.api.crd import structural_schema
 from hpu_operator.api.inference import Spec
-from hpu_operator.domain.causes import ENGINE_REASONS
+from hpu_operator.domain.diagnosis.causes import ENGINE_REASONS
 from hpu_operator.domain.engine_arguments import LAME_DUCK_SECONDS, engine_arguments
 from hpu_operator.domain.names import GroupId, stateful_set
 from tests.operator.objects import spec

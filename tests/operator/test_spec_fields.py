@@ -11,7 +11,7 @@ import pytest
 from hpu_engine.contract import FailureReason, TerminationMessage
 from hpu_operator.api.inference import Spec
 from hpu_operator.domain.desired import render_record
-from hpu_operator.domain.diagnosis import diagnose_pod
+from hpu_operator.domain.diagnosis.questions import diagnose_pod
 from hpu_operator.domain.engine_arguments import engine_arguments
 from hpu_operator.domain.names import GroupId, group_labels
 from hpu_operator.domain.observed import read_groups

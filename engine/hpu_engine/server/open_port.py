@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from aiohttp import web
 
 from hpu_engine.contract import FailureReason, TerminationMessage
-from hpu_engine.server.listener import BACKLOG, Runner, most_connections
+from hpu_engine.server.listener import BACKLOG, Runner, bind, most_connections
 from hpu_engine.server.pod.termination import Failed
 from hpu_engine.settings.serve import ServeSettings, flag_of
 
@@ -20,9 +20,9 @@ async def open_port(closing: AsyncExitStack, app: web.Application, settings: Ser
     runner = Runner(app, most_connections() if field == "port" else sys.maxsize)
     await runner.setup()
     closing.push_async_callback(runner.cleanup)
-    site = web.TCPSite(runner, settings.host, port, backlog=BACKLOG)
     try:
-        await site.start()
+        for listening in bind(settings.host, port):
+            await web.SockSite(runner, listening, backlog=BACKLOG).start()
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         reason = FailureReason.PORT_TAKEN if taken else FailureReason.USAGE

@@ -110,7 +110,8 @@ class _Server:
     async def serve(self, control: str) -> int:
         from hpu_engine.server.api.app import build_api
 
-        api = await open_port(self.closing, build_api(self.serving, self.metrics), self.settings, "port")
+        application = build_api(self.serving, self.metrics, self.settings.allowed_origins)
+        api = await open_port(self.closing, application, self.settings, "port")
         log.info("listening", api=api, control=control)
         starting = (self._load_model(), self._announce(api), show_progress(self.pod), log_progress(self.pod))
         async with self._running_workers(), background(*starting):

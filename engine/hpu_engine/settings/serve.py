@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 import yaml
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from hpu_engine.contract import API_PORT, CONTROL_PORT, ModelIdentity, PlanInput
 from hpu_engine.settings.engine import EngineConfig
@@ -32,6 +33,34 @@ def _only_one(value: int) -> int:
     return value
 
 
+def _split(value: object) -> object:
+    """A list as flags and variables write one: with commas."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+def _origin(value: str) -> str:
+    """As a browser spells an origin: nothing behind the host, lower case, no port that the scheme has anyway."""
+    if value == "*":
+        return value
+    try:
+        parts = urlsplit(value)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    default = {"http": 80, "https": 443}.get(parts.scheme) if host else None
+    if not host or parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc:
+        raise ValueError("an origin is * or scheme://host[:port], for example https://chat.example.com")
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}" + ("" if port in (None, default) else f":{port}")
+
+
+def _origins(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(_origin, values))
+
+
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_origins)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 ParallelSize = Annotated[int, AfterValidator(_only_one)]
 
@@ -49,9 +78,13 @@ class ServeSettings(BaseSettings):
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="Type of weights and KV cache. auto: the checkpoint's, or what the device runs best."
     )
-    host: str = Field("0.0.0.0", description="Address of both ports.")  # noqa: S104 - in a pod the kubelet probes it
+    host: str = Field("::", description="Address of both ports; :: is every address, IPv6 and IPv4.")
     port: Port = Field(API_PORT, description="OpenAI-compatible API.")
     control_port: Port = Field(CONTROL_PORT, description="State, probes, metrics; answers from the first second.")
+    allowed_origins: Origins = Field(
+        (),
+        description="Web origins whose pages may use the API, with commas between them; * for all. Default: none.",
+    )
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus output. Default: what the model allows."
     )

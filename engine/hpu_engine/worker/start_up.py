@@ -7,7 +7,7 @@ the tensor that a termination message carries.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -19,11 +19,8 @@ from hpu_engine.device.cpu.device import CpuDevice
 from hpu_engine.device.cpu.native.build import NativeBuildFailed, default_cache, load_ahead, load_library
 from hpu_engine.device.cpu.native.ops import HEAD_MULTIPLE, NativeOps
 from hpu_engine.device.cpu.native.tile_ops import TileOps, has_tiles, takes_shapes
-from hpu_engine.model.attention import ExactAttention
 from hpu_engine.model.builder import build_transformer
-from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
 from hpu_engine.model.runner import ModelRunner
-from hpu_engine.model.transformer import Transformer
 from hpu_engine.model.weights.checking import refuse_quantised
 from hpu_engine.model.weights.errors import WeightsError
 from hpu_engine.planning.cards import CARDS
@@ -50,8 +47,6 @@ from hpu_engine.worker.warm_up import OnProgress, run_buckets, run_shapes
 DEFAULT_KV_CACHE_BYTES = 512 * 1024 * 1024
 PROCESS_RESERVE_BYTES = 256 * 1024 * 1024
 """What a step's activations and the allocator take beside weights and KV on the CPU."""
-
-EXACT_CHUNK_TOKENS = 32
 
 _REASONS = {
     ModelConfigErrorKind.NOT_FOUND: FailureReason.MODEL_NOT_FOUND,
@@ -85,19 +80,19 @@ class Rank:
 
     def warm_up(self, on_progress: OnProgress) -> None:
         """Run every bucket, or the shapes of the device, largest first; then one real token through the whole loop."""
-        buckets, seen = self.loop.shapes.buckets, self.loop.first_seen
+        buckets = self.runner.shapes.buckets
         if buckets is not None:
-            total = run_buckets(self.runner, buckets, seen, on_progress)
+            total = run_buckets(self.runner, buckets, on_progress)
         else:
             shapes = self.device.warm_up_shapes(
                 max_batched_tokens=self.loaded.max_batched_tokens,
                 max_num_seqs=self.max_num_seqs,
                 max_len=min(self.loaded.max_model_len, self.loaded.num_kv_blocks * self.loaded.block_size),
             )
-            total = run_shapes(self.runner, list(shapes), self.loop.shapes, seen, on_progress)
+            total = run_shapes(self.runner, list(shapes), on_progress)
         on_progress(Progress(phase=Phase.WARMING_UP, done=total, total=total, current="first token"))
         self._produce_one_token()
-        seen.end_warm_up()
+        self.runner.first_seen.end_warm_up()
 
     def _produce_one_token(self) -> None:
         refused = self.loop.submit(
@@ -133,10 +128,6 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         )
     except WeightsError as error:
         raise StartUpError(error.reason, error.message, path=error.path, tensor=error.tensor) from error
-    if config.exact:
-        transformer = replace(transformer, exact=_exact_attention(transformer, device, config))
-    caches = allocate_kv_cache(description, num_blocks, config.block_size, operand_dtype)
-    runner = ModelRunner(transformer, caches, device)
     limits = Limits(
         max_batched_tokens=config.max_num_batched_tokens or device.default_max_batched_tokens,
         max_num_seqs=config.max_num_seqs,
@@ -150,12 +141,20 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         max_batched_tokens=limits.max_batched_tokens,
         architecture=description.architecture.value,
         dtype=str(operand_dtype).removeprefix("torch."),
-        kernels=_kernels_of(device),
+        kernels=device.kernels,
         parameters=parameter_count(description),
     )
     buckets = bucket_set(config, description, limits, num_blocks) if config.force_buckets else None
-    loop = StepLoop(scheduler, runner, ShapeMap(config.block_size, buckets))
-    return Rank(loop, runner, device, loaded, config.max_num_seqs)
+    caches = device.new_kv_cache(
+        layers=description.layers,
+        pages=num_blocks + (buckets.limits.scratch_blocks if buckets else 1),
+        kv_heads=transformer.attention_shape.kv_heads,
+        block_size=config.block_size,
+        head_dim=description.head_dim,
+        dtype=operand_dtype,
+    )
+    runner = ModelRunner(transformer, caches, device, ShapeMap(config.block_size, buckets))
+    return Rank(StepLoop(scheduler, runner), runner, device, loaded, config.max_num_seqs)
 
 
 def bucket_set(config: EngineConfig, description: ModelDescription, limits: Limits, num_blocks: int) -> BucketSet:
@@ -238,30 +237,9 @@ def _suits_tiles(config: EngineConfig, description: ModelDescription) -> bool:
     return takes_shapes(description.head_dim, config.block_size)
 
 
-def _kernels_of(device: Device) -> str:
-    match device.step_ops:
-        case None:
-            return "torch"
-        case TileOps():
-            return "tiles"
-    return "compiled"
-
-
 def _warn(message: str) -> None:
     # A worker's standard error becomes the server's log.
     print(f"warning: {message}", file=sys.stderr)  # noqa: T201
-
-
-def _exact_attention(transformer: Transformer, device: Device, config: EngineConfig) -> ExactAttention:
-    shape = transformer.attention_shape
-    group_rows = device.exact_group_rows(
-        group=shape.group,
-        chunk_rows=EXACT_CHUNK_TOKENS * shape.group,
-        head_dim=shape.head_dim,
-        block_size=config.block_size,
-        dtype=transformer.dtype,
-    )
-    return ExactAttention(EXACT_CHUNK_TOKENS, group_rows)
 
 
 def _compute_dtype(config: EngineConfig, description: ModelDescription, device: Device) -> torch.dtype:
@@ -295,7 +273,7 @@ def _num_kv_blocks(config: EngineConfig, description: ModelDescription, dtype: t
             raise StartUpError(FailureReason.USAGE, f"num-kv-blocks is {config.num_kv_blocks}; at least 1 is needed")
         return _with_room(config.num_kv_blocks, config)
     memory = config.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES
-    block_bytes = kv_block_bytes(description, config.block_size, dtype)
+    block_bytes = _kv_block_bytes(description, config.block_size, dtype)
     blocks = memory // block_bytes - 1
     if blocks < 1:
         raise StartUpError(
@@ -321,7 +299,7 @@ def _check_memory(
     description: ModelDescription, device: Device, dtype: torch.dtype, num_blocks: int, config: EngineConfig
 ) -> None:
     weights = parameter_count(description) * dtype.itemsize
-    cache = (num_blocks + 1) * kv_block_bytes(description, config.block_size, dtype)
+    cache = (num_blocks + 1) * _kv_block_bytes(description, config.block_size, dtype)
     needed, available = weights + cache + PROCESS_RESERVE_BYTES, device.available_memory_bytes()
     if needed > available:
         raise StartUpError(
@@ -330,3 +308,8 @@ def _check_memory(
             f"{available} are available",
             path=config.model,
         )
+
+
+def _kv_block_bytes(description: ModelDescription, block_size: int, dtype: torch.dtype) -> int:
+    per_token = 2 * description.layers * description.kv_heads * description.head_dim * dtype.itemsize
+    return per_token * block_size

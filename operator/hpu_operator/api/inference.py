@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 
 from hpu_operator.api.formats import OBJECT_NAME
 from hpu_operator.api.pod import PodSettings
-from hpu_operator.api.schema import LIST_TYPE, MAP_KEYS, ApiModel, rule, rules
+from hpu_operator.api.schema import LIST_TYPE, MAP_KEYS, NEVER_RESTARTS, ApiModel, rule, rules
 
 MAX_NAME_LENGTH = 63
 MAX_REPLICAS = 1000
@@ -160,7 +160,7 @@ class Spec(ApiModel):
 
     model: Model = Field(description="Which model is served.")
     parallelism: Parallelism = Field(default=Parallelism(), description="How one group's cards share the model.")
-    replicas: int = Field(
+    replicas: Annotated[int, NEVER_RESTARTS] = Field(
         default=1, ge=0, le=MAX_REPLICAS, description="Number of groups. Changing it restarts no running pod."
     )
     engine: Engine = Field(default=Engine(), description="The engine's own settings.")

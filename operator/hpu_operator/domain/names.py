@@ -28,6 +28,7 @@ POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 
 MANIFEST_HASH_ANNOTATION = f"{GROUP}/manifest-hash"
 LEFT_SERVICE_ANNOTATION = f"{GROUP}/left-service-at"
+COMPLETED_ANNOTATION = f"{GROUP}/completed-at"
 
 MAX_STATEFULSET_NAME = 52
 MAX_BASE = 35

@@ -11,6 +11,7 @@ from typing import Any
 from hpu_engine.contract import ControlState
 from hpu_operator.domain import names
 from hpu_operator.domain.names import GroupId
+from hpu_operator.domain.timestamps import parse_time
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ class Group:
         return self.stateful_set_uid is None or self.deleting
 
     @property
-    def ready(self) -> bool:
-        """Whether all of its pods answer and clients are sent to them."""
+    def answers(self) -> bool:
+        """Whether all of its pods are ready and clients are sent to them."""
         return (
             not self.leaving
             and len(self.pods) >= self.expected_pods
@@ -115,11 +116,6 @@ class Observed:
     groups: tuple[Group, ...] = ()
     endpoints: frozenset[str] = field(default_factory=frozenset)
     """uids of pods that the Service still sends new connections to; filled when a group is to be taken down."""
-
-
-def parse_time(text: str | None) -> datetime | None:
-    """A Kubernetes timestamp, with its time zone."""
-    return datetime.fromisoformat(text) if text else None
 
 
 def read_pod(live: Mapping[str, Any], control: Control = None, events: Sequence[Event] = ()) -> Pod:

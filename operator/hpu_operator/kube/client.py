@@ -29,6 +29,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 _PAGE = "500"
 _CONNECTIONS = 32
 _APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _NO_RIGHT = re.compile(r"cannot \w+ resource")
 USER_AGENT = f"hpu-operator/{version('hpu-inference')}"
@@ -91,6 +92,16 @@ class Client:
         path = kind.path(manifest["metadata"]["namespace"], manifest["metadata"]["name"], subresource)
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         return await self._call("PATCH", kind, path, query, manifest, content_type=_APPLY)
+
+    async def annotate(self, kind: Kind, live: Mapping[str, Any], annotations: Mapping[str, str]) -> Live:
+        metadata = live["metadata"]
+        # No other object, not even a later one of the same name, ever has this version.
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": dict(annotations)}}
+        path = kind.path(metadata["namespace"], metadata["name"])
+        try:
+            return await self._call("PATCH", kind, path, {"fieldManager": MANAGER}, body, content_type=_MERGE)
+        except NotFound as error:
+            raise Conflict(f"PATCH {path}", error.status, error.message) from error
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         body = {

@@ -3,8 +3,8 @@
 visible = runtime reserve + weights + activations of the largest step + graphs + KV cache + free
 
 Everything but the cache is known first; the largest decode step grows with the number of blocks, so the cache takes
-the largest number of blocks for which the sum still holds. One block more than the scheduler may use is held as
-scratch: padding rows write into it.
+the largest number of blocks for which the sum still holds. Beside the blocks that the scheduler may use,
+`StepLimits.scratch_blocks` more are held for padding to write to.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from hpu_engine.planning.memory.weights import (
 from hpu_engine.planning.model.description import ModelDescription
 from hpu_engine.planning.shapes.limits import StepLimits
 
-SCRATCH_BLOCKS = 1
-
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
@@ -38,6 +36,7 @@ class MemoryPlan:
     graph_bytes: int
     kv_block_bytes: int
     kv_blocks: int
+    scratch_blocks: int
     blocks_needed: int
     block_size: int
 
@@ -51,7 +50,7 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        return (self.kv_blocks + SCRATCH_BLOCKS) * self.kv_block_bytes if self.kv_blocks else 0
+        return (self.kv_blocks + self.scratch_blocks) * self.kv_block_bytes if self.kv_blocks else 0
 
     @property
     def free_bytes(self) -> int:
@@ -72,7 +71,7 @@ class MemoryPlan:
         """Bytes that are missing for one request of the model's length; 0 where it fits."""
         if self.fits:
             return 0
-        wanted = (self.blocks_needed + SCRATCH_BLOCKS) * self.kv_block_bytes
+        wanted = (self.blocks_needed + self.scratch_blocks) * self.kv_block_bytes
         return max(0, wanted - self.kv_bytes - self.free_bytes)
 
 
@@ -112,6 +111,7 @@ def memory_plan(
             graph_bytes=graphs,
             kv_block_bytes=block,
             kv_blocks=count,
+            scratch_blocks=limits.scratch_blocks,
             blocks_needed=limits.blocks_per_row,
             block_size=limits.block_size,
         )

@@ -7,6 +7,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from hpu_engine.contract import METRICS_PATH
+from hpu_engine.server.api.browsers import AllowedOrigins, cors_headers, json_bodies_only, preflights
 from hpu_engine.server.api.chat import create_chat_completion
 from hpu_engine.server.api.completions import create_completion
 from hpu_engine.server.api.responses import Model, ModelList, encode
@@ -24,10 +25,15 @@ from hpu_engine.server.requests.serving_model import (
 log = structlog.get_logger()
 
 
-def build_api(serving: ServingModel, metrics: Metrics) -> web.Application:
-    app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_errors_as_answers])
+def build_api(serving: ServingModel, metrics: Metrics, allowed_origins: tuple[str, ...] = ()) -> web.Application:
+    origins = AllowedOrigins(allowed_origins)
+    app = web.Application(
+        client_max_size=BODY_LIMIT_BYTES,
+        middlewares=[_errors_as_answers, preflights(origins), json_bodies_only(origins)],
+    )
     app[SERVING] = serving
     app.on_response_prepare.append(_close_while_draining)
+    app.on_response_prepare.append(cors_headers(origins))
     app.add_routes(
         [
             web.post("/v1/completions", create_completion),
