@@ -36,7 +36,7 @@ log = structlog.get_logger()
 FAILED_LINGER_SECONDS = 2.0
 """After a failure while serving: how long streams get to end and the control port says what happened."""
 ABORTED_EXIT_CODE = 143
-"""128 + SIGTERM: somebody did not want to wait for the drain."""
+"""128 + SIGTERM: a second signal cut the drain short."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import structlog
 
 from hpu_engine.contract import TerminationMessage
-from hpu_engine.server.pod.evidence import Ending, cause_of, is_conclusive
+from hpu_engine.server.pod.evidence import Ending, cause_of, evidence_of, is_conclusive
 from hpu_engine.server.pod.served_rank import ServedRank
 from hpu_engine.server.pod.supervisor import Worker
 from hpu_engine.settings.engine import EngineConfig
@@ -51,7 +51,13 @@ class Workers:
                 break
             if endings and until is None:
                 until = time.monotonic() + EVIDENCE_SECONDS
-        return cause_of(endings) if endings else None
+        if not endings:
+            return None
+        cause = cause_of(endings)
+        for other in map(evidence_of, endings):
+            if other != cause:
+                log.warning("followed", rank=other.rank, worker=other.worker, error=other.message)
+        return cause
 
     async def end(self, *, at_ease: bool) -> None:
         """Tell all to leave, and kill what is left: `at_ease` after a moment, for those that listen."""

@@ -24,9 +24,8 @@ MAX_SCORES = 1 << 20
 class SequenceRequest:
     """One prompt and its samples: `params` has one entry for each, and only the first may score the prompt.
 
-    `continues` says that the text stands behind the prompt's and is no text of its own. `only_prompt`: no output is
-    wanted. `shown_stop_ids` are the stop ids the client gave, which it is told about; `prompt_field` is the field that
-    it gave the prompt in.
+    `continues`: the text goes on where the prompt's ends. `only_prompt`: no output is wanted. `shown_stop_ids` are the
+    stop ids that the client gave, and is told about; `prompt_field` is the field that it gave the prompt in.
     """
 
     prompt: tuple[int, ...]
@@ -166,7 +165,7 @@ def _params(request: CompletionRequest | ChatCompletionRequest, model: LoadedMod
 
 
 def _samples(params: SamplingParams, n: int) -> tuple[SamplingParams, ...]:
-    """Each with a seed of its own; the prompt is scored once."""
+    """Each with its own seed; the prompt is scored once."""
     others = (
         msgspec.structs.replace(params, seed=sample_seed(params.seed, number), prompt_logprobs=None)
         for number in range(1, n)
