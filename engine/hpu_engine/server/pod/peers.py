@@ -1,6 +1,6 @@
 """The other pods of the group, as this one last heard of them. A frozen view, replaced as a whole by a newer one.
 
-A pod alone is a group of one: it has no peers, and nothing here keeps it from anything.
+A pod alone is a group of one: without peers nothing keeps it from being ready or from leaving.
 """
 
 from __future__ import annotations
