@@ -31,7 +31,7 @@ def control_url(pod: Mapping[str, Any]) -> str | None:
 
 
 class TooLong(Exception):
-    """An answer that no engine gives."""
+    """The answer is larger than any an engine gives."""
 
 
 async def _read(content: aiohttp.StreamReader) -> bytes:

@@ -1,4 +1,4 @@
-"""The operator's own metrics, in a registry of their own."""
+"""The operator's own metrics, in a separate registry."""
 
 from __future__ import annotations
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,7 +13,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpu_engine.contract import Phase
-from hpu_engine.device.cpu import device as cpu
 from hpu_engine.device.cpu.kv_cache import LayerPages
 from hpu_engine.model.moe import router
 from hpu_engine.model.moe.routing import Routing
@@ -35,7 +31,7 @@ from hpu_engine.wire.messages import Progress, Submit
 from hpu_engine.worker import warm_up as warm_up_module
 from hpu_engine.worker.start_up import Rank
 from hpu_engine.worker.warm_up import run_buckets
-from tests.engine.direct import open_quietly, run_together
+from tests.engine.direct import NARROW, open_quietly, run_together
 from tests.engine.trace import (
     Asked,
     RecordingLoop,
@@ -56,9 +52,7 @@ SPARSE = [("ernie4_5_moe", "float32"), ("ernie4_5_moe", "bfloat16")]
 def opened(family: str, dtype: str = "float32", **settings: object) -> Rank:
     """Computed in the type itself even where the device would widen it."""
     config = EngineConfig(model=str(tiny(family, dtype=dtype)), dtype=dtype, block_size=BLOCK, num_kv_blocks=BLOCKS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "multiplies_bfloat16", lambda: True)
-        return open_quietly(msgspec.structs.replace(config, **settings))
+    return open_quietly(msgspec.structs.replace(config, **settings), NARROW)
 
 
 @pytest.fixture(scope="module", params=[*DENSE, *SPARSE], ids="-".join)
@@ -263,24 +257,6 @@ def test_every_bucket_of_the_plan_is_run_once_largest_first_and_told() -> None:
     assert beat.first_seen_shapes == 0
     assert beat.bucket is not None
     assert set(beat.bucket.split("; ")) <= set(order), "the heartbeat names buckets"
-
-
-def test_the_buckets_are_those_that_the_plan_of_the_configuration_prints() -> None:
-    settings: dict[str, Any] = {
-        "max_model_len": 512,
-        "max_num_seqs": 12,
-        "max_num_batched_tokens": 96,
-        "num_kv_blocks": BLOCKS,
-    }
-    rank = opened("llama", force_buckets=True, **settings)
-    flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    model = ["--model", str(tiny("llama")), "--weights", "float32", "--block-size", str(BLOCK)]
-    command = [sys.executable, "-m", "hpu_engine.cli", "plan", "--card", "cpu", "--json", *model, *flags]
-    planned = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["buckets"]
-    buckets = rank.runner.shapes.buckets
-    assert buckets is not None
-    assert planned.pop("recipes") == buckets.recipes
-    assert planned == {kind.value: [list(bucket.size) for bucket in buckets.of(kind)] for kind in Kind}
 
 
 def test_shapes_that_warm_up_left_out_are_counted_once_each() -> None:

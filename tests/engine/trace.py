@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from hpu_engine.planning.shapes.limits import StepLimits
 from hpu_engine.scheduling.kv_blocks import BlockPool
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Limits, Scheduler, Step
-from hpu_engine.settings.engine import EngineConfig
 from hpu_engine.step.loop import StepLoop
 from hpu_engine.step.sampler import Sampled, SamplingFailed
 from hpu_engine.step.shapes import FirstSeen, ShapeMap
 from hpu_engine.wire.messages import Submit, TokenLogprobs
-from hpu_engine.worker.start_up import Rank, bucket_set
+from hpu_engine.worker.start_up import Rank
 
 
 class RecordingLoop(StepLoop):
@@ -115,8 +115,10 @@ def replay(
 
 def shape_map(rank: Rank, limits: Limits, pool: BlockPool) -> ShapeMap:
     """The buckets of these limits, whatever the rank was opened with."""
-    config = EngineConfig(model="", block_size=pool.block_size)
-    return ShapeMap(pool.block_size, bucket_set(config, rank.runner.transformer.description, limits, pool.num_blocks))
+    size, blocks = pool.block_size, pool.num_blocks
+    longest = min(limits.max_model_len, blocks * size)
+    step = StepLimits(longest, limits.max_num_seqs, limits.max_batched_tokens, size, blocks)
+    return ShapeMap(size, rank.settled.buckets_for(step))
 
 
 def one_at_a_time(rank: Rank, asked: Sequence[Asked], num_blocks: int) -> Answers:

@@ -139,8 +139,8 @@ async def test_a_child_that_somebody_deleted_is_made_again_and_people_are_told()
     cache.remove(SERVICE, live(WANTED, version=6))
     with capture_logs() as logs:
         await held.ensure(OWNER, SERVICE, WANTED)
-    assert told(logs) == ["child made again: Service team/smol"]
-    assert server.events == [("Normal", "Repaired", "Service smol was gone and is made again")]
+    assert told(logs) == ["child recreated: Service team/smol"]
+    assert server.events == [("Normal", "Repaired", "Service smol was deleted and has been recreated")]
 
 
 @pytest.mark.parametrize("how", ["deleted on purpose", "object gone", "another object"])

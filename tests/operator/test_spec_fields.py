@@ -90,7 +90,7 @@ def test_a_failure_of_a_worker_is_no_fields_fault() -> None:
             {"resources": {"limits": {"memory": "2048Mi"}}},
             "killed at its memory limit (spec.pod.resources.limits.memory 2Gi; exit code 137)",
         ),
-        ({}, "killed for want of memory on its node (spec.pod.resources.limits.memory, which is not set;"),
+        ({}, "killed because its node ran out of memory (spec.pod.resources.limits.memory, which is not set;"),
     ],
 )
 def test_a_container_that_is_killed_for_memory_names_its_limit(resources: dict[str, Any], text: str) -> None:

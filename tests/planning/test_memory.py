@@ -116,6 +116,7 @@ def plan_of(model: ModelDescription, layout: Layout, card: str = "gaudi2", **lim
         layout,
         CARDS[card],  # type: ignore[index]
         StepLimits(**(settings | limits)),  # type: ignore[arg-type]
+        dtype="bfloat16",
         weight_format="bfloat16",
         kv_format="bfloat16",
         recipes=128,
@@ -146,7 +147,7 @@ def test_visible_memory_is_that_of_the_cards() -> None:
 def test_a_model_that_does_not_fit_says_how_much_is_missing() -> None:
     plan = plan_of(published(ERNIE_300B), Layout())
     assert not plan.fits
-    assert plan.shortfall_bytes > weight_bytes(published(ERNIE_300B), Layout(), "bfloat16") - plan.visible_bytes
+    assert plan.shortfall_bytes > weight_bytes(published(ERNIE_300B), Layout(), "bfloat16") - (plan.visible_bytes or 0)
 
 
 def test_a_measured_constant_replaces_the_published_one(tmp_path: Path) -> None:
@@ -159,7 +160,9 @@ def test_a_measured_constant_replaces_the_published_one(tmp_path: Path) -> None:
     assert card.memory_bandwidth == CARDS["gaudi2"].memory_bandwidth
     model = published(LLAMA_8B)
     limits = StepLimits(4096, 64, 2048, 128)
-    plan = memory_plan(model, Layout(), card, limits, weight_format="bfloat16", kv_format="bfloat16", recipes=10)
+    plan = memory_plan(
+        model, Layout(), card, limits, dtype="bfloat16", weight_format="bfloat16", kv_format="bfloat16", recipes=10
+    )
     assert plan.graph_bytes == 10 << 20
 
 

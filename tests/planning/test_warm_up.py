@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpu_engine.planning.cards import CARDS, MIB, Calibration
+from hpu_engine.planning.cards import CARDS, MIB, Calibration, Card
 from hpu_engine.planning.layout import Layout
 from hpu_engine.planning.memory.allocator import (
     ALIGNMENT_BYTES,
@@ -20,39 +20,58 @@ from hpu_engine.planning.memory.allocator import (
     ascending,
     warm_up_memory,
 )
-from hpu_engine.planning.plan import Plan, PlanRequest, make_plan
+from hpu_engine.planning.plan import make_plan
+from hpu_engine.planning.settle import Specification
+from hpu_engine.planning.shapes.buckets import BucketSet
+from hpu_engine.planning.shapes.warm_up import WarmUpPlan
 from tests.planning.facts import ERNIE_21B, published
 
 
-def ernie_plan(card: str = "gaudi2") -> Plan:
-    return make_plan(PlanRequest(published(ERNIE_21B), CARDS[card], max_model_len=32_768))  # type: ignore[index]
+def planned(specification: Specification) -> tuple[BucketSet, WarmUpPlan]:
+    plan = make_plan(specification)
+    assert plan.settled.buckets is not None
+    assert plan.warm_up is not None
+    return plan.settled.buckets, plan.warm_up
+
+
+def ernie(card: Card = CARDS["gaudi2"]) -> Specification:
+    return Specification(published(ERNIE_21B), card, max_model_len=32_768)
 
 
 def test_the_order_is_by_estimated_cost_and_has_every_bucket_once() -> None:
-    plan = ernie_plan()
-    order = plan.warm_up.order
+    buckets, warm_up = planned(ernie())
+    order = warm_up.order
     assert [b.seconds for b in order] == sorted((b.seconds for b in order), reverse=True)
-    assert sorted(order, key=str) == sorted(plan.buckets, key=str)
-    assert sum(bucket.recipes for bucket in order) == plan.buckets.recipes
+    assert sorted(order, key=str) == sorted(buckets, key=str)
+    assert sum(bucket.recipes for bucket in order) == buckets.recipes
 
 
 def test_without_a_measurement_seconds_are_a_range_and_with_one_a_number() -> None:
-    plan = ernie_plan()
-    assert not plan.warm_up.cold.measured
-    assert plan.warm_up.cold.low < plan.warm_up.cold.high
-    assert plan.warm_up.warm.high < plan.warm_up.cold.high
+    _, warm_up = planned(ernie())
+    assert not warm_up.cold.measured
+    assert warm_up.cold.low < warm_up.cold.high
+    assert warm_up.warm.high < warm_up.cold.high
     measured = Calibration(card="gaudi2", source="a test", compile_seconds=3.0, load_seconds=0.25)
-    request = PlanRequest(published(ERNIE_21B), measured.apply(CARDS["gaudi2"]), max_model_len=32_768)
-    warm_up = make_plan(request).warm_up
+    buckets, warm_up = planned(ernie(measured.apply(CARDS["gaudi2"])))
     assert warm_up.cold.measured
     assert warm_up.cold.low == warm_up.cold.high
-    running = warm_up.cold.low - 3.0 * make_plan(request).buckets.recipes
-    assert warm_up.warm.low == pytest.approx(running + 0.25 * make_plan(request).buckets.recipes)
+    running = warm_up.cold.low - 3.0 * buckets.recipes
+    assert warm_up.warm.low == pytest.approx(running + 0.25 * buckets.recipes)
 
 
 def test_nothing_is_compiled_on_a_cpu() -> None:
-    plan = make_plan(PlanRequest(published("meta-llama/Llama-3.2-1B"), CARDS["cpu"], max_model_len=2048))
-    assert plan.warm_up.cold == plan.warm_up.warm
+    model = published("meta-llama/Llama-3.2-1B")
+    _, warm_up = planned(Specification(model, CARDS["cpu"], max_model_len=2048, force_buckets=True))
+    assert warm_up.cold == warm_up.warm
+
+
+def test_without_buckets_there_is_no_warm_up_plan_and_no_picture(tmp_path: Path) -> None:
+    from hpu_engine.cli._plan_plot import PlotError, draw_plan
+
+    plan = make_plan(Specification(published("meta-llama/Llama-3.2-1B"), CARDS["cpu"], max_model_len=2048))
+    assert plan.warm_up is None
+    with pytest.raises(PlotError, match="--force-buckets"):
+        draw_plan(plan, tmp_path / "plan.svg")
 
 
 def runs_of(sizes: list[int], kept: int) -> list[Run]:
@@ -121,7 +140,7 @@ def test_the_allocator_never_hands_out_a_byte_twice_and_loses_none(operations: l
 
 
 def test_a_plan_shows_what_the_wrong_order_would_reserve() -> None:
-    warm_up = ernie_plan().warm_up
+    _, warm_up = planned(ernie())
     assert warm_up.ascending_memory.peak_bytes > 3 * warm_up.memory.peak_bytes
     print(f"largest first {warm_up.memory.peak_bytes / MIB:.0f} MiB, "
           f"smallest first {warm_up.ascending_memory.peak_bytes / MIB:.0f} MiB")  # fmt: skip
@@ -130,7 +149,7 @@ def test_a_plan_shows_what_the_wrong_order_would_reserve() -> None:
 def test_the_picture_has_both_orders(tmp_path: Path) -> None:
     from hpu_engine.cli._plan_plot import PlotError, draw_plan
 
-    plan = make_plan(PlanRequest(published(ERNIE_21B), CARDS["gaudi2"], Layout(), max_model_len=4096))
+    plan = make_plan(Specification(published(ERNIE_21B), CARDS["gaudi2"], Layout(), max_model_len=4096))
     draw_plan(plan, tmp_path / "plan.svg")
     svg = (tmp_path / "plan.svg").read_text()
     assert "smallest first" in svg or "warm-up" in svg

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from hpu_engine.contract import API_PORT, CONTROL_PORT, ModelIdentity, PlanInput
+from hpu_engine.planning.cards import BLOCK_SIZE, MAX_NUM_SEQS
 from hpu_engine.settings.engine import EngineConfig
 
 ENV_PREFIX = "HPU_ENGINE_"
@@ -88,11 +89,11 @@ class ServeSettings(BaseSettings):
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus output. Default: what the model allows."
     )
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="Requests in one step.")
+    max_num_seqs: int = Field(MAX_NUM_SEQS, ge=1, le=4096, description="Requests in one step.")
     max_num_batched_tokens: int | None = Field(
         None, ge=1, description="Budget: tokens in one step. Default: the device's."
     )
-    block_size: int = Field(128, ge=1, le=1024, description="Tokens in one KV block.")
+    block_size: int = Field(BLOCK_SIZE, ge=1, le=1024, description="Tokens in one KV block.")
     kv_cache_memory: int | None = Field(
         None, ge=1, description="Bytes for the KV cache. Default: the device's (cpu: 512 MiB)."
     )

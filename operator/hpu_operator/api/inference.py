@@ -30,7 +30,7 @@ OBJECT_RULES = (
     ),
     rule(
         f"!self.metadata.name.endsWith('{RANKS_SUFFIX}')",
-        f"metadata.name: must not end in {RANKS_SUFFIX}, which the operator adds to names of its own; use another name",
+        f"metadata.name: must not end in {RANKS_SUFFIX}, which is reserved for the operator; use another name",
     ),
 )
 
@@ -217,7 +217,7 @@ class Status(ApiModel):
         default=None, description="Where clients inside the cluster find the API."
     )
     warm_up: Annotated[str, Field(max_length=32)] | None = Field(
-        default=None, description="Buckets run, of how many, in the group that is furthest behind."
+        default=None, description="Buckets run and their total, in the group that is furthest behind."
     )
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of one pod per group, for autoscalers."

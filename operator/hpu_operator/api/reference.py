@@ -46,7 +46,7 @@ def reason_catalogue() -> str:
         "# Reasons",
         "",
         "Every condition carries one of these words. Where several groups or pods differ, the condition says the one",
-        "that stands first here. A *failure* waits for somebody to act or for something to recover; the rest for time.",
+        "that stands first here. A *failure* needs a person to act or something to recover; the rest only need time.",
         "",
         "| reason | kind | cause | remedy |",
         "|---|---|---|---|",

@@ -6,7 +6,7 @@ rule whose worst case it cannot bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -79,6 +79,13 @@ def rule(expression: str, message: str | None = None, *, computed: str | None = 
 def rules(*items: dict[str, str]) -> dict[str, Any]:
     """`json_schema_extra` of a field or model that has rules."""
     return {RULES: list(items)}
+
+
+def one_of(what: str, sources: Sequence[str]) -> dict[str, Any]:
+    """`json_schema_extra` of a model of which exactly one of `sources` is given."""
+    present = ", ".join(f"has(self.{source})" for source in sources)
+    told = f"{what} has exactly one source: one of {', '.join(sources)}"
+    return rules(rule(f"[{present}].exists_one(present, present)", told))
 
 
 def keyed_by(*keys: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hpu_operator.domain.timestamps import parse_time
 
 @dataclass(frozen=True)
 class Unreachable:
-    """The control endpoint gave no usable answer, for how long by now. Says nothing about the model."""
+    """The control endpoint has given no usable answer for `for_seconds`. This says nothing about the model."""
 
     error: str
     for_seconds: float = 0.0
@@ -63,7 +63,7 @@ class Pod:
 
     @property
     def ready(self) -> bool:
-        """The kubelet's verdict, for a pod that is not on its way out."""
+        """The kubelet's verdict; False for a pod that is being deleted."""
         return not self.deleting and self.condition("Ready").get("status") == "True"
 
     def condition(self, kind: str) -> Mapping[str, Any]:
@@ -91,7 +91,7 @@ class Group:
 
     @property
     def leaving(self) -> bool:
-        """Whether it is past the point of return: its StatefulSet is gone or going."""
+        """Whether its StatefulSet is deleted or being deleted, so that it cannot return."""
         return self.stateful_set_uid is None or self.deleting
 
     @property

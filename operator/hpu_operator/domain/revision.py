@@ -5,7 +5,7 @@ default image. Values equal to a default do not count, so an operator that knows
 quantities count by amount, not by spelling.
 
 The record is a ControllerRevision that holds the rendered pod template. It is written once and groups are made and
-repaired from it, so a newer operator changes a running pod only through a revision that somebody asked for.
+repaired from it, so a newer operator changes a running pod only when a user asks for a new revision.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ def read_record(live: Mapping[str, Any]) -> Record | None:
 
 
 def record_from_stateful_set(live: Mapping[str, Any], number: int) -> Record | None:
-    """The record a running group was made from, where the record itself was deleted.
+    """The record that a running group was made from, for a record that was deleted.
 
-    Rendering anew could bring in another default image; what runs is the truth.
+    A fresh rendering could have another default image; what runs counts.
     """
     spec = live.get("spec", {})
     template = spec.get("template", {})

@@ -75,7 +75,7 @@ class Client:
         found: list[Live] = []
         while True:
             page = await self._call("GET", kind, kind.path(namespace), query)
-            # Items of a list come without what kind they are; everywhere else an object says so.
+            # Items of a list do not say their kind; other objects do.
             found += [{**item, **kind.type_meta} for item in page.get("items") or []]
             token = page.get("metadata", {}).get("continue")
             if not token:
@@ -166,10 +166,10 @@ def error_of(action: str, status: int, data: bytes) -> KubeError:
         return NotFound(action, status, message)
     if status == 409:
         return Conflict(action, status, message)
-    # An apply whose fields do not fit the schema is answered with 500, and will be for ever.
+    # An apply whose fields do not fit the schema is answered with 500, every time.
     if status == 500 and "failed to create typed patch object" in message:
         return Refused(action, status, message)
-    # Rights are looked up in a cache of the server's, which is empty for a moment when it starts.
+    # The server looks up rights in a cache, which is empty for a moment after a start.
     if status in (401, 429) or status >= 500 or (status == 403 and _NO_RIGHT.search(message)):
         return Unavailable(action, status, message)
     return Refused(action, status, message)

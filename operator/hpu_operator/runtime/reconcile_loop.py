@@ -1,4 +1,4 @@
-"""Works on the queue: a fixed number of reconciles at a time, each object's failures its own."""
+"""Works on the queue: a fixed number of reconciles at a time. A failure concerns one object only."""
 
 from __future__ import annotations
 

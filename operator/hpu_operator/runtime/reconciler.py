@@ -81,7 +81,7 @@ class Reconciler:
         self._now = now
 
     async def reconcile(self, key: Key) -> float | None:
-        """Bring `key` one step nearer. Returns seconds until it should be looked at again without news; None: never.
+        """Bring `key` one step nearer. Returns after how many seconds to look again without news; None: not at all.
 
         Raises `KubeError` where the API server does not answer.
         """
@@ -90,7 +90,7 @@ class Reconciler:
             self._forget(key)
             return None
         if "deletionTimestamp" in parent["metadata"]:
-            # The garbage collector does the rest; anything made now would be made for nothing.
+            # The garbage collector does the rest.
             return await self._report_leaving(parent)
         try:
             intent = _intent(parent)
@@ -117,7 +117,7 @@ class Reconciler:
         """Write what is missing. Returns what keeps children from being written."""
         owner, spec, revision = intent.owner, intent.spec, intent.revision
         try:
-            await self._records.repair(owner, self._observer.stateful_sets(owner))
+            await self._records.repair(owner, self._cache.own(STATEFUL_SET, owner))
             await self._records.ensure(
                 owner,
                 revision,
@@ -146,7 +146,7 @@ class Reconciler:
 
     async def _repair_groups(self, owner: Owner) -> None:
         records = self._records.known(owner)
-        for live in self._observer.stateful_sets(owner):
+        for live in self._cache.own(STATEFUL_SET, owner):
             group = names.group_of(live["metadata"].get("labels") or {})
             record = records.get(group.revision) if group else None
             if group is None or record is None or "deletionTimestamp" in live["metadata"]:
@@ -166,7 +166,7 @@ class Reconciler:
                 raise result
 
     async def _perform_one(self, owner: Owner, action: Action) -> None:
-        _log.info("action", object=f"{owner.namespace}/{owner.name}", action=type(action).__name__, group=action.id)
+        _log.info("action", object=str(Key.of(owner)), action=type(action).__name__, group=action.id)
         match action:
             case CreateGroup(group):
                 await self._create(owner, group)
@@ -178,11 +178,10 @@ class Reconciler:
                 await self._children.delete(owner, STATEFUL_SET, name, uid)
 
     async def _create(self, owner: Owner, group: GroupId) -> None:
-        """Make a group from the record of its own revision, and from nothing else."""
+        """Make a group from the record of its own revision and nothing else."""
         record = self._records.known(owner).get(group.revision)
         if record is None:
-            told = f"{owner.namespace}/{owner.name}"
-            _log.error("group not created: its revision has no record", object=told, group=group)
+            _log.error("group not created: its revision has no record", object=str(Key.of(owner)), group=group)
             return
         await self._children.ensure(owner, STATEFUL_SET, desired.stateful_set(owner, group, record))
 
@@ -192,7 +191,7 @@ class Reconciler:
             try:
                 await self._children.patch(POD, desired.service_label(owner.namespace, pod.name, pod.uid, left_at))
             except (Conflict, NamespaceLeaving):
-                # Another pod has the name by now, or none; its event brings the object here again.
+                # The pod is gone or replaced by now; its event queues the object again.
                 continue
 
     async def _report(
@@ -210,7 +209,7 @@ class Reconciler:
             observed=observed,
             problem=problem,
         )
-        # The newest status that is known, which is that of our own last write where its event has not come yet.
+        # The newest known status: that of our own last write where its event has not arrived yet.
         newest = self._cache.get(INFERENCE, owner.namespace, owner.name) or parent
         status = build_status(situation, newest.get("status") or {}, self._now())
         held_back = await self._status.write(newest, status)

@@ -2,6 +2,8 @@
 
 visible = runtime reserve + weights + activations of the largest step + graphs + KV cache + free
 
+A card that names no visible memory is as large as what is needed.
+
 Everything but the cache is known first; the largest decode step grows with the number of blocks, so the cache takes
 the largest number of blocks for which the sum still holds. Beside the blocks that the scheduler may use,
 `StepLimits.scratch_blocks` more are held for padding to write to.
@@ -21,7 +23,7 @@ from hpu_engine.planning.memory.weights import (
     kv_bytes_per_block,
     weight_lines,
 )
-from hpu_engine.planning.model.description import ModelDescription
+from hpu_engine.planning.model.description import DType, ModelDescription
 from hpu_engine.planning.shapes.limits import StepLimits
 
 
@@ -29,7 +31,7 @@ from hpu_engine.planning.shapes.limits import StepLimits
 class MemoryPlan:
     """One card. `kv_blocks` are those a scheduler may use; `blocks_needed` hold one request of the model's length."""
 
-    visible_bytes: int
+    visible_bytes: int | None
     reserve_bytes: int
     weights: tuple[WeightLine, ...]
     activations: ActivationPlan
@@ -53,10 +55,14 @@ class MemoryPlan:
         return (self.kv_blocks + self.scratch_blocks) * self.kv_block_bytes if self.kv_blocks else 0
 
     @property
+    def needed_bytes(self) -> int:
+        """All lines together."""
+        return self.reserve_bytes + self.weight_bytes + self.activations.bytes + self.graph_bytes + self.kv_bytes
+
+    @property
     def free_bytes(self) -> int:
         """What no line uses; negative where the lines exceed the card."""
-        used = self.reserve_bytes + self.weight_bytes + self.activations.bytes + self.graph_bytes + self.kv_bytes
-        return self.visible_bytes - used
+        return 0 if self.visible_bytes is None else self.visible_bytes - self.needed_bytes
 
     @property
     def kv_tokens(self) -> int:
@@ -81,23 +87,26 @@ def memory_plan(
     card: Card,
     limits: StepLimits,
     *,
+    dtype: DType,
     weight_format: WeightFormat,
     kv_format: KvFormat,
     recipes: int,
 ) -> MemoryPlan:
     """The memory of one card. `limits.kv_blocks` None: as many as fit; a number: exactly so many, fitting or not.
+    `dtype` is that of activations.
 
     Graphs take `graph_bytes_per_recipe` where that was measured, else a fraction of what weights and the largest step
     leave (vllm-gaudi reserves the same tenth).
     """
-    dtype = "float32" if weight_format == "float32" else "bfloat16"
     lines = weight_lines(model, layout, weight_format)
     block = kv_bytes_per_block(model, layout, kv_format, limits.block_size)
     fixed = card.runtime_reserve_bytes + sum(line.bytes for line in lines)
 
+    visible = card.visible_bytes or 0
+
     def with_blocks(count: int) -> MemoryPlan:
         activations = activation_plan(model, layout, replace(limits, kv_blocks=count), dtype=dtype)
-        left = card.visible_bytes - fixed - activations.bytes
+        left = visible - fixed - activations.bytes
         graphs = (
             int(max(0, left) * card.graph_reserve_fraction)
             if card.graph_bytes_per_recipe is None
@@ -118,7 +127,7 @@ def memory_plan(
 
     if limits.kv_blocks is not None:
         return with_blocks(limits.kv_blocks)
-    low, high = 0, max(0, card.visible_bytes - fixed) // block
+    low, high = 0, max(0, visible - fixed) // block
     while low < high:
         middle = (low + high + 1) // 2
         if with_blocks(middle).free_bytes >= 0:

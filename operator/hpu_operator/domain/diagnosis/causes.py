@@ -119,7 +119,7 @@ def _overtaken(event: Event, good_news: datetime | None) -> bool:
 
 
 def _heals_itself(event: Event) -> bool:
-    """Whether it is a node's late knowledge of its own pod, and has not been repeated for long enough to be more."""
+    """Whether the event only says that the node learned of its pod late, and has not lasted long enough for more."""
     if not any(words in event.message for words in _LATE_KNOWLEDGE):
         return False
     return event.first is None or event.last is None or event.last - event.first < PERSISTED
@@ -129,7 +129,7 @@ def of_end(ended: Mapping[str, object], events: Iterable[Event], template: Mappi
     """Cause of a container's end: the engine's own words first, then the kubelet's."""
     if ended.get("reason") == "OOMKilled":
         limit = spec_fields.memory_limit(template)
-        why = "for want of memory on its node" if limit == spec_fields.NOT_SET else "at its memory limit"
+        why = "because its node ran out of memory" if limit == spec_fields.NOT_SET else "at its memory limit"
         return Cause(Reason.OUT_OF_MEMORY, f"killed {why} ({limit}; exit code 137)")
     if said := TerminationMessage.parse(str(ended.get("message") or "")):
         return of_engine(said, template)

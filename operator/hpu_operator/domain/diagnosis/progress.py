@@ -37,7 +37,7 @@ _MOVING = {Phase.STARTING, Phase.FETCHING, Phase.LOADING, Phase.CONNECTING, Phas
 
 
 def describe(pod: Pod, now: datetime) -> Cause | None:
-    """What a running pod that is not ready is doing; None where nobody can tell yet."""
+    """What a running pod that is not ready is doing; None where that is not known yet."""
     control = pod.control
     if control is None:
         return Cause(Reason.WAITING_FOR_CONTROL, "waiting for the control endpoint")
@@ -60,7 +60,7 @@ def _failing(pod: Pod, control: ControlState) -> Cause:
 
 
 def _silent(pod: Pod, control: Unreachable, now: datetime) -> Cause:
-    """Unreachable is only who has been running for a while, as the kubelet says, and silent for a while."""
+    """A pod is unreachable only once it has run for a while, as the kubelet says, and has been silent for a while."""
     started = parse_time((pod.container.get("state") or {}).get("running", {}).get("startedAt"))
     if started is None or now - started < GRACE or not is_lasting(control):
         return Cause(Reason.WAITING_FOR_CONTROL, "waiting for the control endpoint")
@@ -68,7 +68,7 @@ def _silent(pod: Pod, control: Unreachable, now: datetime) -> Cause:
 
 
 def is_lasting(silence: Unreachable) -> bool:
-    """Whether a control endpoint has been silent for longer than the end of its container takes to be known."""
+    """Whether the silence lasts longer than the kubelet may take to report that the container ended."""
     return silence.for_seconds >= SILENCE_SECONDS
 
 
@@ -80,7 +80,7 @@ def _not_passed_on(pod: Pod, control: ControlState) -> Cause:
 
 
 def probe_is_due(control: ControlState) -> bool:
-    """Whether the engine has been ready for so long that the kubelet must know."""
+    """Whether the engine has been ready for long enough that the kubelet must have noticed."""
     return control.phase is Phase.READY and control.seconds_since_progress >= PROBE_GRACE_SECONDS
 
 
@@ -101,18 +101,18 @@ def _detail(control: ControlState) -> str:
 
 
 def warm_up(control: ControlState) -> tuple[int, int]:
-    """Shapes run, of how many, over all ranks of a pod."""
+    """Shapes run and their total, over all ranks of a pod."""
     return sum(rank.warm_up.done for rank in control.ranks), sum(rank.warm_up.total for rank in control.ranks)
 
 
 def group_warm_up(group: Group) -> tuple[int, int] | None:
-    """The same over all pods of a group; None where no pod has said anything yet."""
+    """The same over all pods of a group; None where no pod has answered yet."""
     states = [warm_up(pod.control) for pod in group.pods if isinstance(pod.control, ControlState)]
     return (sum(done for done, _ in states), sum(total for _, total in states)) if states else None
 
 
 def is_warm(group: Group) -> bool:
-    """Whether every pod has run all of its shapes. A pod that is ready has, whether or not it was asked."""
+    """Whether every pod has run all of its shapes. A ready pod has, even if it was never asked."""
     return len(group.pods) >= group.expected_pods and all(
         pod.ready or (isinstance(pod.control, ControlState) and pod.control.phase is Phase.READY) for pod in group.pods
     )

@@ -1,7 +1,7 @@
 """Why a pod is not answering: one reason and one sentence, from what the kubelet, the engine and events say.
 
-The order of the questions is the order in which a pod comes to life. A container that ended is judged by what its last
-end left behind, because a snapshot of a crashing container shows waiting, terminated or running by chance.
+The questions come in the order in which a pod starts. A container that ended is judged by its last end, because a
+snapshot of a crashing container may show waiting, terminated or running.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Diagnosis:
 
     @property
     def severity(self) -> int:
-        """The lower, the graver."""
+        """Lower is worse."""
         return severity(self.reason)
 
 
@@ -49,7 +49,7 @@ def diagnose_group(group: Group, now: datetime) -> Diagnosis | None:
 
 
 def leaving_text(pods: Iterable[Pod], who: str = "its old pods") -> str:
-    """That pods are leaving, and how long they may: whether any request is still running is not known here."""
+    """That pods are leaving, and for how long they may. Whether requests are still running is not known here."""
     return f"{who} are leaving{_time_to_leave(pods)}"
 
 
@@ -94,7 +94,7 @@ def _out_of_service(pod: Pod) -> Diagnosis | None:
 
 
 def _not_calm(pod: Pod, now: datetime) -> Diagnosis | None:
-    """A container between two crashes may be ready for a moment; that is not called ready."""
+    """A container may be ready for a moment between two crashes; status does not call that ready."""
     started = parse_time((pod.container.get("state") or {}).get("running", {}).get("startedAt"))
     if pod.container.get("restartCount", 0) < 2 or started is None or now - started >= CALM:
         return None

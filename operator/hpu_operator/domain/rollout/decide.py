@@ -46,7 +46,7 @@ class Wanted:
 
 
 def learn(wanted: Wanted, observed: Observed, now: datetime) -> dict[str, Facts]:
-    """Facts that are new, by revision. They are written before anything is decided from them."""
+    """New facts, by revision. They are written before anything is decided from them."""
     known = wanted.facts
     held = slots(wanted.replicas, wanted.target, observed.groups)
     if wanted.target not in known or not held or not all(s.successor and is_settled(s.successor, now) for s in held):
@@ -56,7 +56,7 @@ def learn(wanted: Wanted, observed: Observed, now: datetime) -> dict[str, Facts]
 
 
 def decide(wanted: Wanted, observed: Observed, now: datetime) -> tuple[Action, ...]:
-    """What to do now. Empty: nothing, or wait for what was done before."""
+    """What to do now. Empty where nothing is to be done, or earlier actions have not taken effect yet."""
     held = slots(wanted.replicas, wanted.target, observed.groups)
     actions: list[Action] = []
     going = _surplus(wanted, held, observed.groups, now)
@@ -121,6 +121,6 @@ def _out_of_patience(pod: Pod, now: datetime) -> bool:
 
 
 def _return_to_service(group: Group) -> list[Action]:
-    """A group that was on its way out and is wanted again, because the spec was changed back."""
+    """Returns a group that was leaving service and is wanted again, because the target was changed back."""
     pods = tuple(pod for pod in group.pods if not pod.in_service and not pod.deleting)
     return [ReturnToService(group.id, pods)] if pods else []

@@ -18,7 +18,7 @@ from hpu_operator.domain.diagnosis.questions import diagnose_group
 from hpu_operator.domain.observed import Group
 
 _NOT_BROKEN = {Reason.CONTROL_UNREACHABLE, Reason.PROBE_FAILING, Reason.WORKER_LOST, Reason.LIVENESS_FAILED}
-"""Failures a pod recovers from by itself, and silence towards the operator, which says nothing about the pod."""
+"""Failures that a pod recovers from by itself, and a silent control endpoint, which says nothing about the pod."""
 
 
 @dataclass(frozen=True)

@@ -59,11 +59,11 @@ def verdicts(seen: Situation, now: datetime) -> dict[str, Verdict]:
     blocked = seen.problem or _apart(seen, _worst(held, now))
     return {
         "Accepted": ("False", seen.problem) if seen.problem else ("True", accepted),
-        **(_while_blocked(seen, held, blocked) if blocked else _at_rest(seen)),
+        **(_while_blocked(seen, held, blocked) if blocked else _at_rest(seen, held)),
     }
 
 
-def _at_rest(seen: Situation) -> dict[str, Verdict]:
+def _at_rest(seen: Situation, held: Sequence[Slot]) -> dict[str, Verdict]:
     """Every group the spec asks for answers."""
     wanted = seen.spec.replicas
     leaving = {group.id.index for group in seen.observed.groups if group.id.index >= wanted}
@@ -77,9 +77,10 @@ def _at_rest(seen: Situation) -> dict[str, Verdict]:
             "Ready": ("True", Diagnosis(Reason.ANSWERING, text)),
             "WarmedUp": ("True", _WARM),
         }
-    if leaving:
-        text = f"{len(leaving)} groups beyond spec.replicas are leaving"
-        verdicts["Progressing"] = ("True", Diagnosis(Reason.DRAINING, text))
+    replaced = sum(len(slot.groups) - 1 for slot in held)
+    if leaving or replaced:
+        text = f"{len(leaving)} groups beyond spec.replicas" if leaving else f"{replaced} replaced groups"
+        verdicts["Progressing"] = ("True", Diagnosis(Reason.DRAINING, f"{text} are leaving"))
     return verdicts
 
 

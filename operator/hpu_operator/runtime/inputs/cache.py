@@ -10,6 +10,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+from hpu_operator.domain.owner import Owner, Ownership, ownership
 from hpu_operator.kube.kinds import INFERENCE, POD, RECORD, Kind
 from hpu_operator.kube.port import Listed, Live
 from hpu_operator.runtime.key import Key, key_of
@@ -37,6 +38,10 @@ class Cache:
         """Objects of `kind` with the label of `key`, by name."""
         found = self._children.get((kind, key), {})
         return tuple(found[name] for name in sorted(found))
+
+    def own(self, kind: Kind, owner: Owner) -> tuple[Live, ...]:
+        """Those of them that are the object's own; those of an earlier object of its name are not."""
+        return tuple(live for live in self.children(kind, Key.of(owner)) if ownership(owner, live) is Ownership.OURS)
 
     def count(self, kind: Kind) -> int:
         return len(self._objects[kind])

@@ -9,7 +9,6 @@ is deleted between our first list and kopf's is in neither, and a list of nothin
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from hpu_operator.kube.kinds import INFERENCE, WATCHED, Kind
 from hpu_operator.kube.port import KubeApi, KubeError
 from hpu_operator.metrics import Metrics
 from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.jitter import jittered
 from hpu_operator.runtime.key import Key
 from hpu_operator.runtime.queue import Queue
 
@@ -30,7 +30,7 @@ FIRST_SWEEP_SECONDS = 15.0
 """From the first lists to the first sweep: by then kopf watches."""
 
 CHILD_DEBOUNCE_SECONDS = 0.02
-"""News of children come in bursts; a change of the object itself is worked on at once."""
+"""Events of children come in bursts; a change of the object itself is handled at once."""
 
 _log = structlog.get_logger(__name__)
 
@@ -86,7 +86,7 @@ class Intake:
             self._metrics.cached(kind.plural, self._cache.count(kind))
             if self._clock() < self._sweep_at[kind]:
                 continue
-            self._sweep_at[kind] = self._clock() + _jittered(RESYNC_SECONDS)
+            self._sweep_at[kind] = self._clock() + jittered(RESYNC_SECONDS)
             try:
                 await self._list(kind)
             except KubeError as error:
@@ -100,7 +100,3 @@ class Intake:
         for key in news:
             self._queue.add(key)
         self._metrics.cached(kind.plural, self._cache.count(kind))
-
-
-def _jittered(seconds: float) -> float:
-    return seconds * (0.9 + 0.2 * random.random())  # noqa: S311 - spreads load, keeps no secret

@@ -15,7 +15,7 @@ from hpu_operator.domain import names
 from hpu_operator.domain.diagnosis.questions import EVENTS_AFTER
 from hpu_operator.domain.names import GroupId
 from hpu_operator.domain.observed import Event, Group, Observed, Pod, read_groups, read_pod
-from hpu_operator.domain.owner import Owner, Ownership, ownership
+from hpu_operator.domain.owner import Owner
 from hpu_operator.domain.rollout.decide import awaits_endpoints
 from hpu_operator.domain.timestamps import parse_time
 from hpu_operator.kube.kinds import ENDPOINT_SLICE, EVENT, POD, STATEFUL_SET
@@ -44,28 +44,21 @@ class Observer:
         self._clock = clock
         self._events: OrderedDict[str, tuple[float, tuple[Event, ...]]] = OrderedDict()
 
-    def stateful_sets(self, owner: Owner) -> list[Live]:
-        """The object's own; those of an earlier object of its name are not."""
-        key = Key(owner.namespace, owner.name)
-        return [live for live in self._cache.children(STATEFUL_SET, key) if ownership(owner, live) is Ownership.OURS]
-
     def snapshot(self, owner: Owner) -> Observed:
-        """What is known right now, without asking anybody. Names the pods whose control endpoints matter."""
+        """What is known now, without a request. Tells the watch which control endpoints matter."""
         pods = self._pods(owner)
-        self._watch.expect(
-            Key(owner.namespace, owner.name), [target for _, live in pods if (target := self._target(live))]
-        )
+        self._watch.expect(Key.of(owner), [target for _, live in pods if (target := self._target(live))])
         read = [
             (group, read_pod(live, self._watch.answer(live["metadata"]["uid"]), self._known_events(live)))
             for group, live in pods
         ]
-        sets = self.stateful_sets(owner)
+        sets = self._cache.own(STATEFUL_SET, owner)
         return Observed(read_groups(sets, read, {live["metadata"]["uid"]: self._known_events(live) for live in sets}))
 
     def _pods(self, owner: Owner) -> list[tuple[GroupId, Live]]:
         """Pods of the object's groups. Those whose StatefulSet is gone count while they are leaving."""
         found = []
-        for live in self._cache.children(POD, Key(owner.namespace, owner.name)):
+        for live in self._cache.children(POD, Key.of(owner)):
             group = names.group_of(live["metadata"].get("labels") or {})
             if group is not None:
                 found.append((group, live))
@@ -79,7 +72,7 @@ class Observer:
         return Target(pod.uid, url, int(pod.container.get("restartCount", 0)))
 
     def forget(self, key: Key) -> None:
-        """The object is gone: nobody needs its pods' answers."""
+        """The object is gone: its pods are asked no more."""
         self._watch.expect(key, ())
 
     async def explain(self, owner: Owner, observed: Observed, now: datetime) -> Observed:

@@ -4,7 +4,7 @@ The holder renews every `RENEW_SECONDS`; a candidate takes over when the holder 
 *as this candidate has seen it*, so clocks of two machines are never compared. A holder that could not renew for
 `DEADLINE_SECONDS` starts nothing and writes nothing, because another may have taken over; when the server answers
 again it either still holds the lease and goes on, or has lost it, and losing ends the process. So an outage of the API
-server, in which nobody can take over, costs no restart.
+server, during which no process can take over, costs no restart.
 
 An identity that was given (a pod's name) belongs to one process at a time: a container that is restarted in the same
 pod takes its predecessor's lease at once.
@@ -13,7 +13,6 @@ pod takes its predecessor's lease at once.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -22,10 +21,11 @@ import structlog
 
 from hpu_operator.kube.kinds import LEASE
 from hpu_operator.kube.port import Conflict, KubeApi, KubeError
+from hpu_operator.runtime.jitter import jittered
 
 DURATION_SECONDS = 15
 DEADLINE_SECONDS = 10.0
-"""A holder that has not renewed for this long rests, before a candidate may take over."""
+"""A holder that has not renewed for this long pauses, before a candidate may take over."""
 
 RENEW_SECONDS = 3.0
 RETRY_SECONDS = 2.0
@@ -56,7 +56,7 @@ class Lease:
                     return
             except KubeError as error:
                 _log.warning("lease not acquired", error=str(error))
-            await asyncio.sleep(RETRY_SECONDS * (1 + 0.2 * random.random()))  # noqa: S311 - spreads candidates
+            await asyncio.sleep(jittered(RETRY_SECONDS))
 
     async def hold(self) -> None:
         """Renew until another process holds the lease; then return."""
@@ -71,7 +71,7 @@ class Lease:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether the lease was renewed in time, so that nobody else can hold it."""
+        """Whether the lease was renewed in time, so that no other process can hold it."""
         return self._clock() - self._renewed_at < DEADLINE_SECONDS
 
     async def confirmed(self) -> None:
@@ -91,7 +91,7 @@ class Lease:
             _log.warning("lease not released", error=str(error))
 
     async def _try(self) -> bool:
-        """Take or renew the lease; False where somebody else holds it."""
+        """Take or renew the lease; False where another process holds it."""
         began = self._clock()
         live = await self._api.get(LEASE, self._namespace, self._name)
         try:
@@ -103,7 +103,7 @@ class Lease:
                 spec = self._spec(live["spec"])
                 await self._api.replace(LEASE, self._namespace, self._name, {**live, "spec": spec})
         except Conflict:
-            # Somebody else wrote it at the same moment: who holds it now is seen the next time.
+            # Another process wrote it at the same moment; the next try sees who holds it.
             return self._renewed_at > 0 and live is not None and live["spec"].get("holderIdentity") == self._identity
         self._renewed_at = began
         self._renewed.set()

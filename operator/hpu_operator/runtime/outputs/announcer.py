@@ -15,6 +15,7 @@ from hpu_operator.domain.owner import Owner
 from hpu_operator.domain.timestamps import timestamp
 from hpu_operator.kube.kinds import EVENT, INFERENCE, Kind
 from hpu_operator.kube.port import KubeApi, KubeError, Live
+from hpu_operator.runtime.key import Key
 
 REPAIRED = "Repaired"
 
@@ -38,8 +39,8 @@ class Announcer:
         await self._write(about, kind, new["reason"], new["message"], metadata.get("resourceVersion"))
 
     async def repaired(self, about: Owner, kind: Kind, name: str) -> None:
-        """A child that somebody else deleted was made again."""
-        await self._write(about, "Normal", REPAIRED, f"{kind.kind} {name} was gone and is made again")
+        """A child was deleted by another client and recreated."""
+        await self._write(about, "Normal", REPAIRED, f"{kind.kind} {name} was deleted and has been recreated")
 
     async def _write(self, about: Owner, kind: str, reason: str, message: str, version: str | None = None) -> None:
         now = timestamp(datetime.now(UTC))
@@ -67,7 +68,7 @@ class Announcer:
         try:
             await self._api.create(EVENT, about.namespace, body)
         except KubeError as error:
-            _log.warning("event not written", object=f"{about.namespace}/{about.name}", error=str(error))
+            _log.warning("event not written", object=str(Key.of(about)), error=str(error))
 
 
 def _ready(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -32,11 +32,11 @@ class Blocked(Exception):
 
 
 class NamespaceLeaving(Exception):
-    """The namespace is being deleted, and everything in it with it: there is nothing to do or to say."""
+    """The namespace and everything in it is being deleted: there is nothing to do or to report."""
 
 
 class Children:
-    """Writes through `api` and puts every answer into `cache`. People are told of what is made again."""
+    """Writes through `api` and puts every answer into `cache`. An event reports each child that is recreated."""
 
     def __init__(self, api: KubeApi, cache: Cache, announcer: Announcer) -> None:
         self._api = api
@@ -47,10 +47,8 @@ class Children:
 
     def see(self, owner: Owner) -> None:
         """Remember what `owner` has now, to know later what was lost."""
-        key = Key(owner.namespace, owner.name)
         for kind in (SERVICE, RECORD, STATEFUL_SET):
-            live = self._cache.children(kind, key)
-            self._remembered.see(owner, kind, [item for item in live if ownership(owner, item) is Ownership.OURS])
+            self._remembered.see(owner, kind, self._cache.own(kind, owner))
 
     def forget(self, key: Key) -> None:
         """The object is gone."""
@@ -77,13 +75,13 @@ class Children:
         again = self._remembered.had(owner, kind, name)
         answer = await self._apply(kind, manifest)
         self._remembered.made(owner, kind, name)
-        tell_child("made again" if again else "created", kind, owner.namespace, name)
+        tell_child("recreated" if again else "created", kind, owner.namespace, name)
         self._look_at(owner, kind, manifest, answer)
         if again:
             await self._announcer.repaired(owner, kind, name)
 
     def _look_at(self, owner: Owner, kind: Kind, manifest: Manifest, answer: Live) -> None:
-        """Remember an answer that is not what was applied, and tell of it: it is the cluster's doing."""
+        """Remember and log an answer that is not what was applied: the cluster rewrote it."""
         if needs_apply(manifest, answer):
             self._settled.note(owner, kind, manifest, answer)
             tell_child("rewritten by the cluster", kind, owner.namespace, manifest["metadata"]["name"])
@@ -91,7 +89,7 @@ class Children:
     async def _find(self, owner: Owner, kind: Kind, manifest: Manifest) -> Live | None:
         """Our child of that name, or None where the name is free. Raises `Blocked` where something else has it.
 
-        What stands in the way is looked up before it is believed: a deletion that no watch told would block for ever.
+        An object in the way is looked up first: a deletion that the watch missed would otherwise block for ever.
         """
         name = manifest["metadata"]["name"]
         known = self._cache.get(kind, owner.namespace, name)
@@ -142,7 +140,7 @@ def _in_the_way(owner: Owner, kind: Kind, live: Live) -> Diagnosis | None:
     what = f"{kind.kind} {live['metadata']['name']}"
     match ownership(owner, live):
         case Ownership.FOREIGN:
-            return Diagnosis(Reason.NAME_TAKEN, f"{what} exists and is not of this object: it is left alone")
+            return Diagnosis(Reason.NAME_TAKEN, f"{what} exists and does not belong to this object; it is left alone")
         case Ownership.PREDECESSOR:
             text = f"{what} of an earlier object of the same name is still being removed"
             return Diagnosis(Reason.WAITING_FOR_CLEANUP, text)

@@ -14,7 +14,7 @@ _log = structlog.get_logger(__name__)
 
 
 def tell_conditions(key: Key, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-    """Log what is different between two statuses. A message that alone changed is progress and is not told."""
+    """Log the difference between two statuses. A changed message alone is progress and is not logged."""
     old = {condition.get("type"): condition for condition in before.get("conditions") or ()}
     for condition in after.get("conditions") or ():
         known = old.get(condition["type"], {})
@@ -32,5 +32,5 @@ def tell_conditions(key: Key, before: Mapping[str, Any], after: Mapping[str, Any
 
 
 def tell_child(what: str, kind: Kind, namespace: str, name: str) -> None:
-    """Log that a child was `what`: created, made again, repaired, rewritten by the cluster, deleted."""
+    """Log that a child was `what`: created, recreated, repaired, rewritten by the cluster, annotated, deleted."""
     _log.info(f"child {what}", kind=kind.kind, child=f"{namespace}/{name}")

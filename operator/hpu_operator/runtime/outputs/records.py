@@ -1,4 +1,4 @@
-"""The records of one object's revisions: read from the cache, made, made again, given facts, and pruned."""
+"""The records of one object's revisions: read, written, repaired, annotated with facts, and pruned."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from hpu_operator.domain import names
 from hpu_operator.domain.facts import Facts, new_annotations
-from hpu_operator.domain.owner import Owner, Ownership, ownership
+from hpu_operator.domain.owner import Owner
 from hpu_operator.domain.revision import (
     Record,
     expired,
@@ -18,12 +18,11 @@ from hpu_operator.domain.revision import (
 from hpu_operator.kube.kinds import RECORD
 from hpu_operator.kube.port import Live
 from hpu_operator.runtime.inputs.cache import Cache
-from hpu_operator.runtime.key import Key
 from hpu_operator.runtime.outputs.children import Children
 
 
 class Records:
-    """What is written is in the cache at once. Writing raises what `Children` raises."""
+    """Each write is in the cache at once. Writing raises what `Children` raises."""
 
     def __init__(self, cache: Cache, children: Children) -> None:
         self._cache = cache
@@ -31,12 +30,11 @@ class Records:
 
     def known(self, owner: Owner) -> dict[str, Record]:
         """By revision."""
-        live = self._cache.children(RECORD, Key(owner.namespace, owner.name))
-        own = [item for item in live if ownership(owner, item) is Ownership.OURS]
-        return {record.revision: record for item in own if (record := read_record(item))}
+        own = self._cache.own(RECORD, owner)
+        return {record.revision: record for live in own if (record := read_record(live))}
 
     async def repair(self, owner: Owner, stateful_sets: Iterable[Live]) -> None:
-        """Make a record that was deleted again, from a group of its revision."""
+        """Write a deleted record again, from a running group of its revision."""
         for item in stateful_sets:
             group, known = names.group_of(item["metadata"].get("labels") or {}), self.known(owner)
             if group is None or group.revision in known:
@@ -45,14 +43,14 @@ class Records:
                 await self._children.exists(owner, RECORD, record_manifest(owner, record))
 
     async def ensure(self, owner: Owner, revision: str, render: Callable[[int], Record]) -> None:
-        """Write down what `revision` runs, unless that was done before. `render` takes the record's number."""
+        """Write the record of `revision` unless there is one. `render` takes the record's number."""
         known = self.known(owner)
         if revision not in known:
             record = render(next_number(known.values()))
             await self._children.exists(owner, RECORD, record_manifest(owner, record))
 
     async def note(self, owner: Owner, revision: str, facts: Facts) -> None:
-        """Write facts of a revision that has a record. Raises `Conflict` where somebody else has just changed it."""
+        """Write facts of a revision that has a record. Raises `Conflict` where it has just been changed."""
         live = self._live(owner, revision)
         if live is not None and (annotations := new_annotations(facts, live)):
             await self._children.annotate(RECORD, live, annotations)

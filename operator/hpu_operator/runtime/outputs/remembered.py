@@ -1,4 +1,4 @@
-"""Which children an object was seen to have, so that one made again is told from one that is new.
+"""Which children an object was seen to have, to tell a recreated one from a new one.
 
 Only in memory: after a restart of the operator a child deleted meanwhile looks new. Nothing is decided from it.
 """
@@ -54,7 +54,7 @@ class Remembered:
         self._seen.pop(key, None)
 
     def _of(self, owner: Owner) -> _Seen:
-        key = Key(owner.namespace, owner.name)
+        key = Key.of(owner)
         seen = self._seen.get(key)
         if seen is None or seen.owner_uid != owner.uid:
             seen = self._seen[key] = _Seen(owner.uid)

@@ -1,6 +1,6 @@
-"""Children that stay different from what is applied, because the API server or a webhook of the cluster rewrites them.
+"""Children that differ from what is applied, because the API server or a webhook of the cluster rewrites them.
 
-Applying the same again would change nothing and never end. Only in memory: a new process tries once more.
+Applying them again would change nothing. Kept only in memory: a new process tries once more.
 """
 
 from __future__ import annotations
@@ -25,20 +25,16 @@ class Settled:
         self._seen: dict[Key, dict[tuple[Kind, str], str]] = defaultdict(dict)
 
     def note(self, owner: Owner, kind: Kind, manifest: Mapping[str, Any], answer: Live) -> None:
-        """Applying `manifest` led to `answer`, which is something else."""
-        self._seen[_key(owner)][kind, manifest["metadata"]["name"]] = _both(manifest, answer)
+        """Applying `manifest` resulted in `answer`, which differs."""
+        self._seen[Key.of(owner)][kind, manifest["metadata"]["name"]] = _both(manifest, answer)
 
     def knows(self, owner: Owner, kind: Kind, manifest: Mapping[str, Any], live: Live) -> bool:
-        """Whether applying `manifest` is known to lead to what is there already."""
-        known = self._seen.get(_key(owner), {}).get((kind, manifest["metadata"]["name"]))
+        """Whether applying `manifest` is known to result in what is live."""
+        known = self._seen.get(Key.of(owner), {}).get((kind, manifest["metadata"]["name"]))
         return known is not None and known == _both(manifest, live)
 
     def forget(self, key: Key) -> None:
         self._seen.pop(key, None)
-
-
-def _key(owner: Owner) -> Key:
-    return Key(owner.namespace, owner.name)
 
 
 def _both(manifest: Mapping[str, Any], live: Live) -> str:

@@ -17,9 +17,6 @@ from hpu_engine.device.cpu.kv_cache import LayerPages
 from hpu_engine.device.cpu.torch_ops import ChunkAttention, Singles
 
 _PANEL = 16
-HEAD_MULTIPLE = 8
-"""The compiled attention takes heads of a multiple of this many elements."""
-
 _FORK_BYTES = 3_000_000
 """Weights times rows from which a product is worth waking a second thread: some 200 microseconds of one row's work."""
 _FORK_KEYS = 2048

@@ -16,10 +16,9 @@ from torch import Tensor
 from hpu_engine.device.base import ExpertKernel, Linear
 from hpu_engine.device.cpu.kv_cache import LayerPages
 from hpu_engine.device.cpu.native.ops import COUNT, FLAG, POINTER, REAL, NativeOps, NativeSingles, declare
+from hpu_engine.planning.settle import TILE_MULTIPLE
 
 _ROWS, _DEPTH = 16, 32
-_MULTIPLE = 32
-"""What the elements of a head, the tokens of a KV block and the middle of an MLP have to be multiples of."""
 
 _FORK_BYTES = 1_000_000
 """Weights, counted once for every 16 rows, from which a product is worth waking a second thread."""
@@ -39,10 +38,6 @@ _ARGUMENTS = {
 def has_tiles(library: CDLL) -> bool:
     """Whether the processor has them and the kernel lets this process use them."""
     return bool(library.hpu_has_tiles())
-
-
-def takes_shapes(head_dim: int, block_size: int) -> bool:
-    return head_dim % _MULTIPLE == 0 and block_size % _MULTIPLE == 0
 
 
 class TileOps(NativeOps):
@@ -181,7 +176,7 @@ def _halves(gate_up: Linear, down: Linear) -> tuple[TileLinear, TileLinear] | No
     """Both, where they are linears on tiles that make a gated MLP without biases."""
     if not isinstance(gate_up, TileLinear) or not isinstance(down, TileLinear):
         return None
-    is_plain = gate_up.bias is None and down.bias is None and down.width % _MULTIPLE == 0
+    is_plain = gate_up.bias is None and down.bias is None and down.width % TILE_MULTIPLE == 0
     fits = (gate_up.out, gate_up.width) == (2 * down.width, down.out)
     return (gate_up, down) if is_plain and fits else None
 

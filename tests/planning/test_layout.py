@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from hpu_engine.planning.cards import CARDS
 from hpu_engine.planning.layout import Layout, layout_violations, require_valid
-from hpu_engine.planning.plan import PlanRequest, fits, make_plan
+from hpu_engine.planning.plan import fits, make_plan
 from hpu_engine.planning.recommend import recommend, ways_out
 from hpu_engine.planning.report import verdict
+from hpu_engine.planning.settle import Specification
 from hpu_engine.planning.violations import PlanError
 from tests.planning.facts import ERNIE_21B, ERNIE_300B, LLAMA_8B, LLAMA_405B, published
 
@@ -79,10 +80,10 @@ def test_every_violation_is_in_one_error() -> None:
 
 
 def test_a_model_that_fits_one_card_is_replicated_and_a_large_one_is_cut() -> None:
-    small = recommend(PlanRequest(published(LLAMA_8B), CARDS["gaudi2"], max_model_len=8192), 8).best
+    small = recommend(Specification(published(LLAMA_8B), CARDS["gaudi2"], max_model_len=8192), 8).best
     assert small is not None
     assert (small.layout, small.replicas) == (Layout(1, 1, 1), 8)
-    large = recommend(PlanRequest(published(ERNIE_300B), CARDS["gaudi2"], max_model_len=32768), 8)
+    large = recommend(Specification(published(ERNIE_300B), CARDS["gaudi2"], max_model_len=32768), 8)
     assert large.best is not None
     assert large.best.layout.cards == 8
     assert large.best.layout.expert == 8
@@ -90,7 +91,7 @@ def test_a_model_that_fits_one_card_is_replicated_and_a_large_one_is_cut() -> No
 
 
 def test_where_nothing_fits_the_reason_names_what_would() -> None:
-    request = PlanRequest(published(LLAMA_405B), CARDS["gaudi2"], max_model_len=8192)
+    request = Specification(published(LLAMA_405B), CARDS["gaudi2"], max_model_len=8192)
     nothing = recommend(request, 8)
     assert nothing.best is None
     assert "no layout of 8 gaudi2 cards holds it" in nothing.reason
@@ -100,9 +101,9 @@ def test_where_nothing_fits_the_reason_names_what_would() -> None:
 
 
 def test_where_the_pool_is_too_small_a_larger_one_and_a_length_that_it_holds_are_named() -> None:
-    request = PlanRequest(published(LLAMA_8B), CARDS["gaudi2"], max_model_len=8192, kv_blocks=5)
+    request = Specification(published(LLAMA_8B), CARDS["gaudi2"], max_model_len=8192, num_kv_blocks=5)
     assert not fits(request)
-    assert set(ways_out(request)) == {"kvBlocks 64", "maxModelLen 512"}
-    assert fits(replace(request, kv_blocks=64))
+    assert set(ways_out(request)) == {"numKvBlocks 64", "maxModelLen 512"}
+    assert fits(replace(request, num_kv_blocks=64))
     assert fits(replace(request, max_model_len=512))
     assert "missing" not in verdict(make_plan(request)), "the card has room for more blocks"
