@@ -209,7 +209,9 @@ def test_logprobs_of_prompt_and_output_are_those_of_transformers() -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = LLM(tiny("llama"), num_kv_blocks=16, block_size=16, max_num_batched_tokens=24, progress_bar=False)
+    model = LLM(
+        tiny("llama"), num_kv_blocks=16, block_size=16, max_num_batched_tokens=32, max_num_seqs=32, progress_bar=False
+    )
     prompt = [3 + (7 * i) % 300 for i in range(50)]
     model.generate([prompt], GREEDY)
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=1)

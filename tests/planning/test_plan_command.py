@@ -104,7 +104,11 @@ def test_the_picture_is_drawn(config: Path, tmp_path: Path) -> None:
         ((), ExitCode.USAGE, ["--model", "--config"]),
         (("--config", "{config}", "--model", "."), ExitCode.USAGE, ["one of them"]),
         (("--config", "{config}", "--tensor-parallel-size", "8"), ExitCode.USAGE, ["heads 20", "nearest valid: 4"]),
-        (("--config", "{config}", "--max-num-batched-tokens", "100"), ExitCode.USAGE, ["--max-num-batched-tokens=100: below --block-size 128"]),
+        (
+            ("--config", "{config}", "--max-num-batched-tokens", "100"),
+            ExitCode.USAGE,
+            ["--max-num-batched-tokens=100: below --block-size 128"],
+        ),
         (("--config", "{config}", "--recipes", "3"), ExitCode.USAGE, ["at least 5"]),
         (("--config", "{config}", "--trace", "nothing.json"), ExitCode.USAGE, ["nothing.json", "No such file"]),
         (("--config", "{config}", "--trace", "{config}"), ExitCode.USAGE, ["config.json", "[prompt, output]"]),
