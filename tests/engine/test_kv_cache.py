@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
-from hpu_engine.planning.model.description import read_model_description
+from hpu_engine.planning import read_model_description
 from tests.models.tiny import tiny
 
 PAGE = os.sysconf("SC_PAGE_SIZE")

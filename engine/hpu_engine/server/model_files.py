@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hpu_engine.contract import FailureReason, TerminationMessage
-from hpu_engine.planning.model.description import ModelConfigError, ModelConfigErrorKind, read_model_description
+from hpu_engine.planning import ModelConfigError, ModelConfigErrorKind, read_model_description
 from hpu_engine.server.pod.termination import Failed
 from hpu_engine.server.requests.serving import LoadedModel
 from hpu_engine.text.tokenizer import load_tokenizer

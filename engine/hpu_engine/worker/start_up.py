@@ -27,14 +27,9 @@ from hpu_engine.model.runner import ModelRunner
 from hpu_engine.model.transformer import Transformer
 from hpu_engine.model.weights.checking import refuse_quantised
 from hpu_engine.model.weights.errors import WeightsError
+from hpu_engine.planning import ModelConfigError, ModelConfigErrorKind, ModelDescription, read_model_description
 from hpu_engine.planning.cards import CARDS, Processor
 from hpu_engine.planning.memory.plan import MemoryPlan
-from hpu_engine.planning.model.description import (
-    ModelConfigError,
-    ModelConfigErrorKind,
-    ModelDescription,
-    read_model_description,
-)
 from hpu_engine.planning.model.parameters import parameter_count
 from hpu_engine.planning.settle import Settled, settle
 from hpu_engine.planning.shapes.choice import TooFewRecipes
