@@ -113,12 +113,12 @@ def test_an_argument_of_another_form_is_told_the_right_one(
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"exakt": True}, "exakt is no setting of LLM; did you mean exact?"),
-        ({"kv_cache_memory": 1}, "kv_cache_memory is no setting of LLM; did you mean kv_cache_memory_bytes?"),
-        ({"foo": 1}, "foo is no setting of LLM; the settings are device, dtype, max_model_len, "),
-        ({"max_model_len": "100"}, "max_model_len is '100' (str); right is int | None"),
-        ({"exact": 1}, "exact is 1 (int); right is bool"),
-        ({"block_size": None}, "block_size is None (NoneType); right is int"),
+        ({"exakt": True}, "LLM has no setting exakt; did you mean exact?"),
+        ({"kv_cache_memory": 1}, "LLM has no setting kv_cache_memory; did you mean kv_cache_memory_bytes?"),
+        ({"foo": 1}, "LLM has no setting foo; the settings are device, dtype, max_model_len, "),
+        ({"max_model_len": "100"}, "max_model_len must be int | None; got '100' (str)"),
+        ({"exact": 1}, "exact must be bool; got 1 (int)"),
+        ({"block_size": None}, "block_size must be int; got None (NoneType)"),
     ],
 )
 def test_a_setting_that_is_none_or_of_a_wrong_type_is_named(settings: dict[str, object], told: str) -> None:
@@ -128,7 +128,7 @@ def test_a_setting_that_is_none_or_of_a_wrong_type_is_named(settings: dict[str, 
 
 
 def test_a_model_that_is_no_path_is_refused_as_such() -> None:
-    with pytest.raises(TypeError, match=r"model is None \(NoneType\); right is the path of a checkpoint"):
+    with pytest.raises(TypeError, match=r"model must be the path of a checkpoint, a str or a Path; got None \(NoneType\)"):
         LLM(None, progress_bar=False)  # type: ignore[arg-type]
 
 

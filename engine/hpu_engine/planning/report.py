@@ -16,7 +16,7 @@ from hpu_engine.planning.plan import Plan
 from hpu_engine.planning.recommend import Recommendation
 from hpu_engine.planning.shapes.buckets import Bucket, BucketSet
 from hpu_engine.planning.shapes.limits import Kind
-from hpu_engine.planning.shapes.warm_up import WarmUpPlan
+from hpu_engine.planning.shapes.warm_up_plan import WarmUpPlan
 from hpu_engine.planning.violations import in_flags
 
 

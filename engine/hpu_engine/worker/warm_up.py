@@ -15,7 +15,7 @@ from hpu_engine.device.base import WarmUpShape
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.planning.shapes.buckets import Bucket, BucketSet
 from hpu_engine.planning.shapes.limits import Kind, StepLimits
-from hpu_engine.planning.shapes.warm_up import warm_up_order
+from hpu_engine.planning.shapes.warm_up_plan import warm_up_order
 from hpu_engine.scheduling.kv_blocks import SCRATCH_BLOCK
 from hpu_engine.scheduling.request import Request
 from hpu_engine.scheduling.sampling_params import SamplingParams
