@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpu_engine.server.requests.jobs import sample_seed
+from hpu_engine.server.requests.sequence_request import sample_seed
 from hpu_engine.worker import main as worker
 from hpu_engine.worker.threads import apply_thread_policy
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hpu_engine.device.cpu.exact_rows import EDGES, RowClass, exact_linear, find_row_class
+from hpu_engine.device.cpu.exact_rows import EDGES, ExactLinear, RowClass, find_row_class
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.settings.engine import EngineConfig
 from hpu_engine.worker.start_up import Rank
@@ -137,7 +137,7 @@ def processor(boundaries: tuple[int, ...], weight: torch.Tensor) -> Callable[[to
 )
 def test_the_row_counts_that_are_treated_alike_are_found(boundaries: tuple[int, ...], expected: RowClass) -> None:
     assert find_row_class(partial(processor, boundaries), (64, 96), torch.float32) == expected
-    exactly = exact_linear(processor(boundaries, torch.randn(64, 96)), expected)
+    exactly = ExactLinear(processor(boundaries, torch.randn(64, 96)), expected)
     x = torch.randn(300, 96, generator=torch.Generator().manual_seed(2))
     whole = exactly(x)
     for count in (*EDGES[::5], 300):

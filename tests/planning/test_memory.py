@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from hpu_engine.model.kv_cache import allocate_kv_cache
+from hpu_engine.device.cpu.device import CpuDevice
 from hpu_engine.model.weights.loading import load_parameters
 from hpu_engine.model.weights.name_table import expand
 from hpu_engine.model.weights.placement import Placement
@@ -63,7 +63,14 @@ def test_predicted_weight_bytes_are_those_of_transformers_model(family: str) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_predicted_cache_bytes_are_those_of_the_real_cache(family: str, dtype: str) -> None:
     model = read_model_description(tiny(family))
-    caches = allocate_kv_cache(model, 7, 16, getattr(torch, dtype))
+    caches = CpuDevice().new_kv_cache(
+        layers=model.layers,
+        pages=7 + 1,
+        kv_heads=model.kv_heads,
+        block_size=16,
+        head_dim=model.head_dim,
+        dtype=getattr(torch, dtype),
+    )
     real = sum(t.numel() * t.element_size() for cache in caches for t in (cache.keys, cache.values))
     block = kv_bytes_per_block(model, Layout(), dtype, 16)  # type: ignore[arg-type]
     assert real == (7 + 1) * block

@@ -68,7 +68,7 @@ def test_the_engine_runs_what_the_plan_prints(family: str, settings: dict[str, A
         settled.limits.max_batched_tokens,
     )
     assert (loaded.dtype, loaded.kernels) == (settled.kv_format, settled.kernels)
-    assert rank.loop.shapes.buckets is settled.buckets
+    assert rank.runner.shapes.buckets is settled.buckets
 
 
 def as_json(settled: Settled) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from hpu_engine.server.requests.jobs import sample_seed
+from hpu_engine.server.requests.sequence_request import sample_seed
 from tests.server.running import RunningServer, post
 
 TURNS: Any = [{"role": "user", "content": "hello"}]

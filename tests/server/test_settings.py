@@ -16,7 +16,7 @@ from hpu_engine.settings.serve import ServeSettings, SettingsError, load_setting
 FLAGS = [
     *("--model", "--device", "--host", "--port", "--control-port", "--served-model-name", "--dtype", "--max-model-len"),
     *("--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--kv-cache-memory", "--num-kv-blocks"),
-    *("--lame-duck-seconds", "--drain-seconds", "--termination-log"),
+    *("--lame-duck-seconds", "--drain-seconds", "--termination-log", "--allowed-origins"),
     *("--tensor-parallel-size", "--data-parallel-size", "--expert-parallel-size", "--exact"),
 ]
 """What users and the operator write: none of these may be renamed."""
@@ -69,7 +69,7 @@ def test_a_wrong_variable_and_an_unknown_key_say_where_they_stand(
     monkeypatch.delenv("HPU_ENGINE_PORT")
     file = tmp_path / "settings.yaml"
     file.write_text("model: m\nprot: 9\n")
-    with pytest.raises(SettingsError, match=r"`prot` in .*settings.yaml is no setting"):
+    with pytest.raises(SettingsError, match=r"unknown setting `prot` in .*settings.yaml"):
         load_settings({}, file)
     file.write_text("- a list\n")
     with pytest.raises(SettingsError, match="mapping of settings"):
@@ -78,10 +78,30 @@ def test_a_wrong_variable_and_an_unknown_key_say_where_they_stand(
         load_settings({}, tmp_path / "missing.yaml")
 
 
+def test_origins_are_spelled_as_browsers_spell_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def origins(**flags: str) -> tuple[str, ...]:
+        return load_settings({"model": "m", **flags}).allowed_origins
+
+    assert origins() == ()
+    assert origins(allowed_origins="*") == ("*",)
+    expected = ("https://a.example", "http://[::1]:3000")
+    assert origins(allowed_origins="https://A.example:443/, http://[::1]:3000") == expected
+    monkeypatch.setenv("HPU_ENGINE_ALLOWED_ORIGINS", "https://b.example")
+    assert origins() == ("https://b.example",)
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: m\nallowed-origins: [https://c.example, 'https://d.example:8443']\n")
+    monkeypatch.delenv("HPU_ENGINE_ALLOWED_ORIGINS")
+    assert load_settings({}, file).allowed_origins == ("https://c.example", "https://d.example:8443")
+    for wrong in ("a.example", "https://a.example/path", "null", "https://a.example:99999"):
+        with pytest.raises(SettingsError, match=r"--allowed-origins: an origin is \* or scheme://host"):
+            origins(allowed_origins=wrong)
+
+
 def test_workers_get_the_settings_that_concern_them() -> None:
-    config = load_settings({"model": "/m", "kv_cache_memory": "1000", "num_kv_blocks": "7", "dtype": "float32"})
-    sent = config.engine_config()
+    given = {"model": "/m", "kv_cache_memory": "1000", "num_kv_blocks": "7", "dtype": "float32", "compile_cache": "/c"}
+    sent = load_settings(given).engine_config()
     assert (sent.model, sent.kv_cache_memory_bytes, sent.num_kv_blocks, sent.dtype) == ("/m", 1000, 7, "float32")
+    assert (sent.compile_cache, sent.kernels) == ("/c", "auto")
 
 
 def run_command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -100,7 +120,7 @@ def test_help_lists_every_setting() -> None:
 def test_help_shows_what_holds_where_a_flag_is_not_given() -> None:
     shown = re.sub(r"[\s│]+", " ", run_command("serve", "--help").stdout)
     assert shown.count("Default: ") == len(ServeSettings.model_fields) - 1, "--model has none"
-    for default in ("64", "128", "8000", "0.0.0.0", "30", "off", "auto", "the device's", "what the model allows"):
+    for default in ("64", "128", "8000", "::", "30", "off", "auto", "the device's", "what the model allows"):
         assert f"Default: {default}." in shown, default
 
 
@@ -135,10 +155,8 @@ def test_a_variable_that_is_no_setting_is_warned_of_and_no_refusal(tmp_path: Pat
     known = {"HPU_ENGINE_PORT": "1", "hpu_engine_max_num_seqs": "1", "PATH": ""}
     assert unknown_variables(known) == []
     (typo, link) = unknown_variables({**known, "HPU_ENGINE_SERVICE_HOST": "10.0.0.1", "HPU_ENGINE_MAX_NUM_SEQ": "3"})
-    assert typo == (
-        "HPU_ENGINE_MAX_NUM_SEQ is no setting of this engine and is ignored; did you mean HPU_ENGINE_MAX_NUM_SEQS?"
-    )
-    assert link == "HPU_ENGINE_SERVICE_HOST is no setting of this engine and is ignored"
+    assert typo == ("unknown setting HPU_ENGINE_MAX_NUM_SEQ ignored; did you mean HPU_ENGINE_MAX_NUM_SEQS?")
+    assert link == "unknown setting HPU_ENGINE_SERVICE_HOST ignored"
     flags = ["--model", str(tmp_path / "nothing"), "--port", "0", "--control-port", "0"]
     ended = run_command("serve", *flags, HPU_ENGINE_MAX_NUM_SEQ="3", HPU_ENGINE_PORT="tcp://10.0.0.1:8000")
     assert (ended.returncode, typo in ended.stderr) == (ExitCode.MODEL, True)

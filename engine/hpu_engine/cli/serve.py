@@ -27,7 +27,7 @@ def _flag(name: str) -> inspect.Parameter:
     """
     field = ServeSettings.model_fields[name]
     text = field.description or ""
-    if not field.is_required() and field.default is not None:
+    if not field.is_required() and field.default not in (None, ()):
         text += f" Default: {_as_written(field.default)}."
     if field.annotation is bool:
         switch = typer.Option(f"{flag_of(name)}/--no-{flag_of(name)[2:]}", help=text, show_default=False)

@@ -10,7 +10,9 @@ answer is an error object, says nothing of the software, and costs no stack trac
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
+import socket
 import sys
 from typing import Any, cast
 
@@ -28,12 +30,51 @@ HEAD_SECONDS = 30.0
 """From the first byte of a request's head to its last; for the first request from the connection on."""
 KEEP_ALIVE_SECONDS = 620.0
 """Between two requests: longer than load balancers keep theirs, which must not send into one that is closed here."""
+_NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+ALL_ADDRESSES = ("::", "")
+"""As a host: every address of the machine, of both families."""
 BACKLOG = 128
 """Connections that are accepted in one go, before they are counted."""
 UNCOUNTED = 3 * BACKLOG
 """While some are counted or turned away, the next are accepted already."""
 OTHER_DESCRIPTORS = 64
 """For files, the worker, and the control port."""
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets, all on one port. For all addresses it is one for both families, or IPv4's where the machine
+    has no IPv6; a name gets one for each of its addresses.
+
+    Raises OSError: the port is taken, or the host is none of this machine's.
+    """
+    if host in ALL_ADDRESSES:
+        if (both := _bind_all(port)) is not None:
+            return [both]
+        host = "0.0.0.0"  # noqa: S104 - asked for
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            bound = sockets[0].getsockname()[1] if sockets else port
+            whole = (address[0], bound, *address[2:])
+            sockets.append(socket.create_server(cast(tuple[str, int], whole), family=family, backlog=BACKLOG))
+    except OSError as error:
+        if not sockets or error.errno not in _NO_SUCH_FAMILY:
+            for opened in sockets:
+                opened.close()
+            raise
+    return sockets
+
+
+def _bind_all(port: int) -> socket.socket | None:
+    if not socket.has_dualstack_ipv6():
+        return None
+    try:
+        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno not in _NO_SUCH_FAMILY:
+            raise
+        return None
 
 
 def most_connections() -> int:

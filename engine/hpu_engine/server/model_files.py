@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpu_engine.contract import FailureReason, TerminationMessage
-from hpu_engine.planning import ModelConfigError, ModelConfigErrorKind, read_model_description
+from hpu_engine.planning import ModelConfigError, ModelConfigErrorKind, ModelDescription, read_model_description
 from hpu_engine.server.pod.termination import Failed
-from hpu_engine.server.requests.serving import LoadedModel
-from hpu_engine.text.tokenizer import load_tokenizer
+from hpu_engine.text.tokenizer import Tokenizer, load_tokenizer
 
 _REASONS = {
     ModelConfigErrorKind.NOT_FOUND: FailureReason.MODEL_NOT_FOUND,
     ModelConfigErrorKind.BROKEN: FailureReason.MODEL_BROKEN,
     ModelConfigErrorKind.UNSUPPORTED: FailureReason.MODEL_UNSUPPORTED,
 }
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What the server itself read of the checkpoint."""
+
+    description: ModelDescription
+    tokenizer: Tokenizer
 
 
 def load_model(directory: Path) -> LoadedModel:

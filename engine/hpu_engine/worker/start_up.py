@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from ctypes import CDLL
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,11 +20,8 @@ from hpu_engine.device.cpu.native.build import NativeBuildFailed, default_cache,
 from hpu_engine.device.cpu.native.ops import NativeOps
 from hpu_engine.device.cpu.native.tile_ops import TileOps, has_tiles
 from hpu_engine.device.cpu.processor import read_processor
-from hpu_engine.model.attention import ExactAttention
 from hpu_engine.model.builder import build_transformer
-from hpu_engine.model.kv_cache import allocate_kv_cache
 from hpu_engine.model.runner import ModelRunner
-from hpu_engine.model.transformer import Transformer
 from hpu_engine.model.weights.checking import refuse_quantised
 from hpu_engine.model.weights.errors import WeightsError
 from hpu_engine.planning import ModelConfigError, ModelConfigErrorKind, ModelDescription, read_model_description
@@ -42,8 +39,6 @@ from hpu_engine.step.loop import StepLoop
 from hpu_engine.step.shapes import ShapeMap
 from hpu_engine.wire.messages import Loaded, Progress, Submit
 from hpu_engine.worker.warm_up import OnProgress, run_buckets, run_shapes
-
-EXACT_CHUNK_TOKENS = 32
 
 _REASONS = {
     ModelConfigErrorKind.NOT_FOUND: FailureReason.MODEL_NOT_FOUND,
@@ -77,9 +72,9 @@ class Rank:
 
     def warm_up(self, on_progress: OnProgress) -> None:
         """Run every bucket, or the shapes of the device, largest first; then one real token through the whole loop."""
-        buckets, seen = self.loop.shapes.buckets, self.loop.first_seen
+        buckets = self.runner.shapes.buckets
         if buckets is not None:
-            total = run_buckets(self.runner, buckets, seen, on_progress)
+            total = run_buckets(self.runner, buckets, on_progress)
         else:
             limits = self.settled.limits
             shapes = self.device.warm_up_shapes(
@@ -87,10 +82,10 @@ class Rank:
                 max_num_seqs=limits.max_num_seqs,
                 max_len=limits.max_model_len,
             )
-            total = run_shapes(self.runner, list(shapes), self.loop.shapes, seen, on_progress)
+            total = run_shapes(self.runner, list(shapes), on_progress)
         on_progress(Progress(phase=Phase.WARMING_UP, done=total, total=total, current="first token"))
         self._produce_one_token()
-        seen.end_warm_up()
+        self.runner.first_seen.end_warm_up()
 
     def _produce_one_token(self) -> None:
         refused = self.loop.submit(
@@ -128,11 +123,16 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         )
     except WeightsError as error:
         raise StartUpError(error.reason, error.message, path=error.path, tensor=error.tensor) from error
-    if config.exact:
-        transformer = replace(transformer, exact=_exact_attention(transformer, device, limits.block_size))
     num_blocks = settled.memory.kv_blocks
-    caches = allocate_kv_cache(description, num_blocks, limits.block_size, getattr(torch, settled.kv_format))
-    runner = ModelRunner(transformer, caches, device)
+    caches = device.new_kv_cache(
+        layers=description.layers,
+        pages=num_blocks + limits.scratch_blocks,
+        kv_heads=transformer.attention_shape.kv_heads,
+        block_size=limits.block_size,
+        head_dim=description.head_dim,
+        dtype=getattr(torch, settled.kv_format),
+    )
+    runner = ModelRunner(transformer, caches, device, ShapeMap(limits.block_size, settled.buckets))
     scheduler = Scheduler(
         Limits(limits.max_batched_tokens, limits.max_num_seqs, settled.max_model_len),
         BlockPool(num_blocks, limits.block_size),
@@ -148,8 +148,7 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         kernels=settled.kernels,
         parameters=parameter_count(description),
     )
-    loop = StepLoop(scheduler, runner, ShapeMap(limits.block_size, settled.buckets))
-    return Rank(loop, runner, device, loaded, settled)
+    return Rank(StepLoop(scheduler, runner), runner, device, loaded, settled)
 
 
 def _describe(directory: Path) -> ModelDescription:
@@ -179,7 +178,8 @@ def _settle(config: EngineConfig, description: ModelDescription, on_progress: On
     if settled.kernels != "torch":
         library = _compiled_library(config, on_progress) if config.compile else load_ahead(_warn)
         if settled.kernels == "tiles" and (library is None or not has_tiles(library)):
-            settled = _settled_on(processor.model_copy(update={"tiles": False}), config, description)
+            lacking = {"tiles" if config.compile else "kernels_ahead": False}
+            settled = _settled_on(processor.model_copy(update=lacking), config, description)
         if library is not None and settled.kernels != "torch":
             native = TileOps(library) if settled.kernels == "tiles" else NativeOps(library)
     return settled, CpuDevice(exact=config.exact, static_shapes=config.force_buckets, native=native)
@@ -209,18 +209,6 @@ def _compiled_library(config: EngineConfig, on_progress: OnProgress) -> CDLL:
 def _warn(message: str) -> None:
     # A worker's standard error becomes the server's log.
     print(f"warning: {message}", file=sys.stderr)  # noqa: T201
-
-
-def _exact_attention(transformer: Transformer, device: Device, block_size: int) -> ExactAttention:
-    shape = transformer.attention_shape
-    group_rows = device.exact_group_rows(
-        group=shape.group,
-        chunk_rows=EXACT_CHUNK_TOKENS * shape.group,
-        head_dim=shape.head_dim,
-        block_size=block_size,
-        dtype=transformer.dtype,
-    )
-    return ExactAttention(EXACT_CHUNK_TOKENS, group_rows)
 
 
 def _check_memory(planned: MemoryPlan, device: Device, config: EngineConfig) -> None:

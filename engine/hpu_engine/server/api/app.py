@@ -7,21 +7,33 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from hpu_engine.contract import METRICS_PATH
+from hpu_engine.server.api.browsers import AllowedOrigins, cors_headers, json_bodies_only, preflights
 from hpu_engine.server.api.chat import create_chat_completion
 from hpu_engine.server.api.completions import create_completion
 from hpu_engine.server.api.responses import Model, ModelList, encode
 from hpu_engine.server.errors import ApiError, not_serving, unknown_model
 from hpu_engine.server.metrics import Metrics
 from hpu_engine.server.pod.control import metrics_handler
-from hpu_engine.server.requests.serving import BODY_LIMIT_BYTES, SERVING, Serving, error_response, json_response
+from hpu_engine.server.requests.serving_model import (
+    BODY_LIMIT_BYTES,
+    SERVING,
+    ServingModel,
+    error_response,
+    json_response,
+)
 
 log = structlog.get_logger()
 
 
-def build_api(serving: Serving, metrics: Metrics) -> web.Application:
-    app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[_errors_as_answers])
+def build_api(serving: ServingModel, metrics: Metrics, allowed_origins: tuple[str, ...] = ()) -> web.Application:
+    origins = AllowedOrigins(allowed_origins)
+    app = web.Application(
+        client_max_size=BODY_LIMIT_BYTES,
+        middlewares=[_errors_as_answers, preflights(origins), json_bodies_only(origins)],
+    )
     app[SERVING] = serving
     app.on_response_prepare.append(_close_while_draining)
+    app.on_response_prepare.append(cors_headers(origins))
     app.add_routes(
         [
             web.post("/v1/completions", create_completion),
@@ -46,7 +58,7 @@ async def show_model(request: web.Request) -> web.Response:
     return json_response(encode(_model(serving)))
 
 
-def _model(serving: Serving) -> Model:
+def _model(serving: ServingModel) -> Model:
     return Model(id=serving.name, created=serving.created, max_model_len=serving.pod.identity.max_model_len)
 
 

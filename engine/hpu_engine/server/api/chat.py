@@ -24,10 +24,18 @@ from hpu_engine.server.api.responses import (
     encode,
 )
 from hpu_engine.server.errors import bad_request
-from hpu_engine.server.requests.admission import Job
-from hpu_engine.server.requests.generation import Answer, Delta
-from hpu_engine.server.requests.jobs import check_for_model, check_scores, encode_prompt, make_job, output_limit
-from hpu_engine.server.requests.serving import SERVING, LoadedModel, Serving, prepare, read_body
+from hpu_engine.server.model_files import LoadedModel
+from hpu_engine.server.requests.response_stream import ResponseStream
+from hpu_engine.server.requests.sequence import Delta
+from hpu_engine.server.requests.sequence_request import (
+    SequenceRequest,
+    check_for_model,
+    check_scores,
+    encode_prompt,
+    make_sequence_request,
+    output_limit,
+)
+from hpu_engine.server.requests.serving_model import SERVING, ServingModel, prepare, read_body
 from hpu_engine.text.chat_template import TemplateRefused
 
 
@@ -35,19 +43,19 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     serving = request.app[SERVING]
     model = serving.model()
     body = await read_body(request)
-    parsed, job = await prepare(body, _read, body, serving, model)
+    parsed, wanted = await prepare(body, _read, body, serving, model)
     head = new_head("chatcmpl", serving.name, include_usage=parsed.include_usage)
-    async with serving.engine.open([job]) as answer:
+    async with serving.admission.open([wanted]) as answer:
         form = _Form(head, parsed, answer, model.tokenizer.spell)
         return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
 
 
-def _read(data: bytes, serving: Serving, model: LoadedModel) -> tuple[ChatCompletionRequest, Job]:
+def _read(data: bytes, serving: ServingModel, model: LoadedModel) -> tuple[ChatCompletionRequest, SequenceRequest]:
     """All that a body asks for. Raises `ApiError`."""
     parsed = read_chat(parse_object(data))
     serving.check_model_name(parsed.model)
-    check_for_model(parsed, 1, model, serving.engine.max_open)
-    limits = serving.engine.limits
+    check_for_model(parsed, 1, model, serving.admission.max_open)
+    limits = serving.admission.limits
     prompt = encode_prompt(
         _render(parsed, model),
         model.tokenizer,
@@ -57,7 +65,7 @@ def _read(data: bytes, serving: Serving, model: LoadedModel) -> tuple[ChatComple
     )
     limit = output_limit(len(prompt), parsed.output_limit, None, limits, least=parsed.min_tokens, param="messages")
     check_scores(parsed, [prompt], [limit], limits.max_model_len)
-    return parsed, make_job(prompt, parsed, limit, model, continues=False, prompt_field="messages")
+    return parsed, make_sequence_request(prompt, parsed, limit, model, continues=False, prompt_field="messages")
 
 
 def _render(request: ChatCompletionRequest, model: LoadedModel) -> str:
@@ -80,7 +88,7 @@ class _Form:
 
     head: Head
     request: ChatCompletionRequest
-    answer: Answer
+    answer: ResponseStream
     spell: Spell
 
     def whole(self, sequences: Sequence[Delta], usage: Usage) -> bytes:
