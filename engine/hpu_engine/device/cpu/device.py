@@ -1,8 +1,7 @@
 """The CPU device: real answers without a card.
 
-Compute type. Where this processor multiplies bfloat16 natively (oneDNN says so) bfloat16 is computed as such; elsewhere
-a bfloat16 matrix product is emulated at a fraction of the speed of float32, so everything is computed in float32, which
-rounds less, with weights of half the bytes where that loses no digit. Kernels of linears are chosen by speed.
+Types are settled by `planning`: a processor without fast bfloat16 products computes everything in float32, with weights
+of half the bytes where that loses no digit. Kernels of linears are chosen by speed.
 """
 
 from __future__ import annotations
