@@ -19,7 +19,7 @@ from hpu_engine.model.moe.routing import Routing
 from hpu_engine.model.transformer import Transformer
 from hpu_engine.planning.shapes.buckets import UncoveredShape
 from hpu_engine.planning.shapes.limits import Kind
-from hpu_engine.planning.shapes.warm_up import warm_up_order
+from hpu_engine.planning.shapes.warm_up_plan import warm_up_order
 from hpu_engine.scheduling.kv_blocks import SCRATCH_BLOCK, BlockPool
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Limits, Scheduler

@@ -16,7 +16,7 @@ from hpu_engine.group.collectives import ALONE, Groups
 from hpu_engine.model.builder import build_transformer
 from hpu_engine.model.transformer import Transformer
 from hpu_engine.model.weights.placement import Placement
-from hpu_engine.planning.model.description import read_model_description
+from hpu_engine.planning import read_model_description
 from hpu_engine.scheduling.request import Request
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Row, Step

@@ -14,7 +14,7 @@ from hpu_engine.model.builder import assemble
 from hpu_engine.model.weights.loading import load_parameters
 from hpu_engine.model.weights.name_table import expand
 from hpu_engine.model.weights.placement import Placement
-from hpu_engine.planning.model.description import read_model_description
+from hpu_engine.planning import read_model_description
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.settings.engine import EngineConfig
 from tests.engine.direct import open_quietly, run_together

@@ -14,7 +14,7 @@ from hpu_engine.planning.shapes.buckets import BucketSet
 from hpu_engine.planning.shapes.lattice import doubling_lattice
 from hpu_engine.planning.shapes.limits import Kind, Size
 from hpu_engine.planning.shapes.step_cost import StepCost
-from hpu_engine.planning.shapes.warm_up import WarmUpPlan
+from hpu_engine.planning.shapes.warm_up_plan import WarmUpPlan
 
 _LABELS = {
     Kind.PREFILL: ("new tokens", "context blocks"),

@@ -85,9 +85,9 @@ def plan(
 ) -> None:
     """Print a table to read in ten seconds, then the details. Exits 0 when it fits, 4 when it does not."""
     from hpu_engine.device.cpu.processor import cpu_card
+    from hpu_engine.planning import ModelConfigError, read_model_description
     from hpu_engine.planning.cards import CARDS, CalibrationError, read_calibration
     from hpu_engine.planning.layout import Layout
-    from hpu_engine.planning.model.description import ModelConfigError, read_model_description
     from hpu_engine.planning.plan import make_plan
     from hpu_engine.planning.recommend import recommend, ways_out
     from hpu_engine.planning.report import plan_document, plan_text

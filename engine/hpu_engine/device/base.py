@@ -33,10 +33,6 @@ ExpertKernel = Callable[[Tensor, Tensor, Tensor], Tensor]
 """
 
 
-class UnsupportedOnDevice(Exception):
-    """The device cannot do what the configuration asks; the message says what it can."""
-
-
 @dataclass(frozen=True, slots=True)
 class LinearWeights:
     """A linear as it was loaded: `weight` [out, in], `bias` [out]. `rounds`: activations may be rounded to the type of
@@ -147,7 +143,6 @@ class WarmUpShape:
 
 class Device(ABC):
     name: str
-    default_max_batched_tokens: int
     where: torch.device
     """Where every tensor of the model and of a step is."""
 
@@ -155,23 +150,6 @@ class Device(ABC):
     @abstractmethod
     def ops(self) -> LayerOps:
         """The device's kernels for what a layer does between its linears."""
-
-    @property
-    @abstractmethod
-    def kernels(self) -> str:
-        """What computes, in one word, for logs and figures."""
-
-    @abstractmethod
-    def compute_dtype(self, requested: str) -> torch.dtype:
-        """The type activations, weights and KV have when `requested` (`float32`, `bfloat16`, `float16`) is asked for.
-        Raises UnsupportedOnDevice.
-        """
-
-    def operand_dtype(self, compute: torch.dtype) -> torch.dtype:
-        """The type that weights, keys and values are multiplied in where activations have the type `compute`; keys and
-        values are kept in it.
-        """
-        return compute
 
     def put(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         """Whole numbers of the host as an int64 tensor of the device."""

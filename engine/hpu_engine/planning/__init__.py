@@ -11,14 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpu_engine.planning.cards import CARDS, Card
     from hpu_engine.planning.layout import Layout
-    from hpu_engine.planning.model.description import (
-        Architecture,
-        ModelConfigError,
-        ModelConfigErrorKind,
-        ModelDescription,
-        describe,
-        read_model_description,
-    )
+    from hpu_engine.planning.model.description import Architecture, ModelDescription
+    from hpu_engine.planning.model.errors import ModelConfigError, ModelConfigErrorKind
+    from hpu_engine.planning.model.families import describe, read_model_description
     from hpu_engine.planning.plan import Plan, make_plan
     from hpu_engine.planning.settle import Settled, Specification, settle
     from hpu_engine.planning.violations import PlanError, Violation
@@ -26,14 +21,9 @@ if TYPE_CHECKING:
 _ROOMS = {
     "cards": ("CARDS", "Card"),
     "layout": ("Layout",),
-    "model.description": (
-        "Architecture",
-        "ModelConfigError",
-        "ModelConfigErrorKind",
-        "ModelDescription",
-        "describe",
-        "read_model_description",
-    ),
+    "model.description": ("Architecture", "ModelDescription"),
+    "model.errors": ("ModelConfigError", "ModelConfigErrorKind"),
+    "model.families": ("describe", "read_model_description"),
     "plan": ("Plan", "make_plan"),
     "settle": ("Settled", "Specification", "settle"),
     "violations": ("PlanError", "Violation"),

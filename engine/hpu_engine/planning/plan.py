@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hpu_engine.planning.model.parameters import active_parameter_count, parameter_count
 from hpu_engine.planning.settle import Settled, Specification, settle
-from hpu_engine.planning.shapes.warm_up import WarmUpPlan, warm_up_plan
+from hpu_engine.planning.shapes.warm_up_plan import WarmUpPlan, warm_up_plan
 from hpu_engine.planning.traffic import Traffic, step_traffic
 from hpu_engine.planning.violations import PlanError
 

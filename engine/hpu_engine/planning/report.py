@@ -16,7 +16,8 @@ from hpu_engine.planning.plan import Plan
 from hpu_engine.planning.recommend import Recommendation
 from hpu_engine.planning.shapes.buckets import Bucket, BucketSet
 from hpu_engine.planning.shapes.limits import Kind
-from hpu_engine.planning.shapes.warm_up import WarmUpPlan
+from hpu_engine.planning.shapes.warm_up_plan import WarmUpPlan
+from hpu_engine.planning.violations import in_flags
 
 
 def plan_document(
@@ -59,7 +60,7 @@ def verdict(plan: Plan) -> str:
             f"{gib(memory.graph_bytes)} graphs + {gib(memory.reserve_bytes)} reserve leave {gib(memory.kv_bytes)} of "
             f"{gib(memory.visible_bytes or 0)} for {memory.kv_tokens:,} KV tokens"
         )
-    reasons = "; ".join(map(str, plan.settled.violations))
+    reasons = in_flags(plan.settled.violations)
     missing = f"; {gib(memory.shortfall_bytes)} are missing on each card" if memory.shortfall_bytes else ""
     return f"does not fit: {reasons}{missing}"
 

@@ -49,12 +49,12 @@ class Specification:
     dtype: str = "auto"
     kv_format: KvFormat | None = None
     max_model_len: int | None = None
-    max_num_seqs: int | None = None
+    max_num_seqs: int = MAX_NUM_SEQS
     max_num_batched_tokens: int | None = None
-    block_size: int | None = None
+    block_size: int = BLOCK_SIZE
     num_kv_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
-    recipes: int | None = None
+    recipes: int = RECIPES
     trace: Sequence[Lengths] | None = field(default=None, repr=False)
     fp8_dispatch: bool = False
     exact: bool = False
@@ -77,7 +77,6 @@ class Settled:
     kernels: Kernels
     max_model_len: int
     limits: StepLimits
-    recipes: int
     memory: MemoryPlan
     violations: tuple[Violation, ...]
     specification: Specification
@@ -108,7 +107,7 @@ class Settled:
         """The buckets where the limits of a step are others."""
         trace = self.specification.trace
         histogram = assumed_histogram(limits) if trace is None else fitted_histogram(trace, limits)
-        return plan_buckets(limits, self.cost, histogram, recipes=self.recipes)
+        return plan_buckets(limits, self.cost, histogram, recipes=self.specification.recipes)
 
     @property
     def digest(self) -> str:
@@ -139,9 +138,15 @@ def settle(specification: Specification) -> Settled:
     if blocks is not None and specification.max_model_len is None:
         limits = replace(limits, max_model_len=min(limits.max_model_len, blocks * limits.block_size))
     limits = replace(limits, kv_blocks=blocks)
-    recipes = RECIPES if specification.recipes is None else specification.recipes
     memory = memory_plan(
-        model, layout, card, limits, dtype=compute, weight_format=weights, kv_format=kv_format, recipes=recipes
+        model,
+        layout,
+        card,
+        limits,
+        dtype=compute,
+        weight_format=weights,
+        kv_format=kv_format,
+        recipes=specification.recipes,
     )
     # Where nothing fits, the buckets are those of a card that just holds one request.
     held = memory.kv_blocks if memory.fits else max(memory.kv_blocks, limits.blocks_per_row)
@@ -152,7 +157,6 @@ def settle(specification: Specification) -> Settled:
         kernels=kernels,
         max_model_len=specification.max_model_len or model.max_positions,
         limits=replace(limits, kv_blocks=held),
-        recipes=recipes,
         memory=memory,
         violations=memory_violations(limits, memory),
         specification=specification,
@@ -162,9 +166,7 @@ def settle(specification: Specification) -> Settled:
 def _limits(asked: Specification) -> StepLimits:
     """Without the pool. The default budget is the card's, as far as blocks and sequences allow."""
     length = asked.model.max_positions if asked.max_model_len is None else asked.max_model_len
-    sequences = MAX_NUM_SEQS if asked.max_num_seqs is None else asked.max_num_seqs
-    size = BLOCK_SIZE if asked.block_size is None else asked.block_size
-    budget = asked.max_num_batched_tokens
+    sequences, size, budget = asked.max_num_seqs, asked.block_size, asked.max_num_batched_tokens
     if budget is None:
         least, most, unit = max(size, sequences), sequences * length, max(size, 1)
         wanted = max(least, min(asked.card.max_num_batched_tokens, most))
@@ -180,9 +182,15 @@ def _type_violations(asked: Specification) -> Iterator[Violation]:
     if asked.kv_format is not None and asked.kv_format not in ITEM_BYTES:
         yield Violation("kvCache", "format", asked.kv_format, f"supported are {', '.join(ITEM_BYTES)}")
     if processor is None:
-        only_cpu = (("exact", asked.exact), ("forceBuckets", asked.force_buckets), ("compile", asked.compile))
-        for name in (*(name for name, is_set in only_cpu if is_set), *(["kernels"] * (asked.kernels != "auto"))):
-            yield Violation(name, "cpu", asked.card.name, "is a setting of device cpu alone")
+        only_cpu = {
+            "exact": asked.exact,
+            "forceBuckets": asked.force_buckets,
+            "kernels": asked.kernels if asked.kernels != "auto" else False,
+            "compile": asked.compile,
+        }
+        for name, value in only_cpu.items():
+            if value:
+                yield Violation(name, "cpu", str(value).lower(), "only device cpu has this setting")
         return
     if asked.kv_format is not None:
         yield Violation("kvCache", "cpu", asked.kv_format, "on a CPU the type of the KV cache follows from dtype")

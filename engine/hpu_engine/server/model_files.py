@@ -6,12 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpu_engine.contract import FailureReason, TerminationMessage
-from hpu_engine.planning.model.description import (
-    ModelConfigError,
-    ModelConfigErrorKind,
-    ModelDescription,
-    read_model_description,
-)
+from hpu_engine.planning import ModelConfigError, ModelConfigErrorKind, ModelDescription, read_model_description
 from hpu_engine.server.pod.termination import Failed
 from hpu_engine.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -24,14 +24,9 @@ from hpu_engine.model.builder import build_transformer
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.model.weights.checking import refuse_quantised
 from hpu_engine.model.weights.errors import WeightsError
+from hpu_engine.planning import ModelConfigError, ModelConfigErrorKind, ModelDescription, read_model_description
 from hpu_engine.planning.cards import CARDS, Processor
 from hpu_engine.planning.memory.plan import MemoryPlan
-from hpu_engine.planning.model.description import (
-    ModelConfigError,
-    ModelConfigErrorKind,
-    ModelDescription,
-    read_model_description,
-)
 from hpu_engine.planning.model.parameters import parameter_count
 from hpu_engine.planning.settle import Settled, settle
 from hpu_engine.planning.shapes.choice import TooFewRecipes
@@ -184,7 +179,8 @@ def _settle(config: EngineConfig, description: ModelDescription, on_progress: On
     if settled.kernels != "torch":
         library = _compiled_library(config, on_progress) if config.compile else load_ahead(_warn)
         if settled.kernels == "tiles" and (library is None or not has_tiles(library)):
-            settled = _settled_on(processor.model_copy(update={"tiles": False}), config, description)
+            lacking = {"tiles" if config.compile else "kernels_ahead": False}
+            settled = _settled_on(processor.model_copy(update=lacking), config, description)
         if library is not None and settled.kernels != "torch":
             native = TileOps(library) if settled.kernels == "tiles" else NativeOps(library)
     return settled, CpuDevice(exact=config.exact, static_shapes=config.force_buckets, native=native)

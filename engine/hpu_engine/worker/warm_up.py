@@ -15,7 +15,7 @@ from hpu_engine.device.base import WarmUpShape
 from hpu_engine.model.runner import ModelRunner
 from hpu_engine.planning.shapes.buckets import Bucket, BucketSet
 from hpu_engine.planning.shapes.limits import Kind
-from hpu_engine.planning.shapes.warm_up import warm_up_order
+from hpu_engine.planning.shapes.warm_up_plan import warm_up_order
 from hpu_engine.scheduling.kv_blocks import SCRATCH_BLOCK
 from hpu_engine.step.input import RowInput, StepInput
 from hpu_engine.step.loop import PADDING

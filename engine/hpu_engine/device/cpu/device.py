@@ -1,8 +1,7 @@
 """The CPU device: real answers without a card.
 
-Compute type. Where this processor multiplies bfloat16 natively (oneDNN says so) bfloat16 is computed as such; elsewhere
-a bfloat16 matrix product is emulated at a fraction of the speed of float32, so everything is computed in float32, which
-rounds less, with weights of half the bytes where that loses no digit. Kernels of linears are chosen by speed.
+Types are settled by `planning`: a processor without fast bfloat16 products computes everything in float32, with weights
+of half the bytes where that loses no digit. Kernels of linears are chosen by speed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from hpu_engine.device.base import (
     Linear,
     LinearWeights,
     StepAttention,
-    UnsupportedOnDevice,
     WarmUpShape,
 )
 from hpu_engine.device.cpu.attention import AttentionStep, ExactAttention
@@ -31,7 +29,6 @@ from hpu_engine.device.cpu.expert_kernels import silu_mul, sorted_kernel, static
 from hpu_engine.device.cpu.kv_cache import LayerPages, allocate_kv_cache
 from hpu_engine.device.cpu.linear_kernels import LinearKernels, PlainLinear, packed
 from hpu_engine.device.cpu.native.ops import NativeOps
-from hpu_engine.device.cpu.native.tile_ops import TileOps
 from hpu_engine.device.cpu.padded_attention import PaddedAttentionStep
 from hpu_engine.device.cpu.torch_ops import CpuOps, TorchOps
 from hpu_engine.step.batch import Batch
@@ -54,7 +51,6 @@ EXACT_CHUNK_TOKENS = 32
 class CpuDevice(Device):
     name = "cpu"
     where = torch.device("cpu")
-    default_max_batched_tokens = 256
 
     def __init__(self, *, exact: bool = False, static_shapes: bool = False, native: NativeOps | None = None) -> None:
         """`static_shapes`: nothing of a step may branch on its data, as on a device that compiles graphs.
@@ -79,27 +75,9 @@ class CpuDevice(Device):
         with _one_thread():
             yield
 
-    def compute_dtype(self, requested: str) -> torch.dtype:
-        match requested:
-            case "float32":
-                return torch.float32
-            case "bfloat16":
-                return torch.bfloat16 if multiplies_bfloat16() and self._native is None else torch.float32
-        raise UnsupportedOnDevice(f"dtype {requested} is not supported on the CPU; supported are bfloat16, float32")
-
-    def operand_dtype(self, compute: torch.dtype) -> torch.dtype:
-        return compute if self._native is None else self._native.kv_dtype
-
     @property
     def ops(self) -> CpuOps:
         return self._ops
-
-    @property
-    def kernels(self) -> str:
-        """`torch`, `compiled` (our own) or `tiles` (our own, on AMX)."""
-        if self._native is None:
-            return "torch"
-        return "tiles" if isinstance(self._native, TileOps) else "compiled"
 
     def linear(self, weights: LinearWeights) -> Linear:
         weight, bias = weights.weight, weights.bias
@@ -182,11 +160,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether oneDNN has bfloat16 products on this processor (AVX-512 or newer)."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _host_available_bytes() -> int:

@@ -49,8 +49,6 @@ def declare(library: ctypes.CDLL, arguments: Mapping[str, Sequence[object]]) -> 
 
 
 class NativeOps:
-    kv_dtype = torch.float32
-
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         declare(library, _ARGUMENTS)

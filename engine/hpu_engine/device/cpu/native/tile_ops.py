@@ -41,8 +41,6 @@ def has_tiles(library: CDLL) -> bool:
 
 
 class TileOps(NativeOps):
-    kv_dtype = torch.bfloat16
-
     def __init__(self, library: CDLL) -> None:
         super().__init__(library)
         assert has_tiles(library), "asking also opens the tiles to this process"

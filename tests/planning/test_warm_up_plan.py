@@ -23,7 +23,7 @@ from hpu_engine.planning.memory.allocator import (
 from hpu_engine.planning.plan import make_plan
 from hpu_engine.planning.settle import Specification
 from hpu_engine.planning.shapes.buckets import BucketSet
-from hpu_engine.planning.shapes.warm_up import WarmUpPlan
+from hpu_engine.planning.shapes.warm_up_plan import WarmUpPlan
 from tests.planning.facts import ERNIE_21B, published
 
 
