@@ -151,11 +151,6 @@ class Device(ABC):
     def ops(self) -> LayerOps:
         """The device's kernels for what a layer does between its linears."""
 
-    @property
-    @abstractmethod
-    def kernels(self) -> str:
-        """What computes, in one word, for logs and figures."""
-
     def put(self, values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
         """Whole numbers of the host as an int64 tensor of the device."""
         return torch.tensor(values, dtype=torch.int64, device=self.where)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from hpu_engine.planning.cards import BLOCK_SIZE, MAX_NUM_SEQS
 from hpu_operator.api.formats import OBJECT_NAME
 from hpu_operator.api.pod import PodSettings
 from hpu_operator.api.schema import LIST_TYPE, MAP_KEYS, NEVER_RESTARTS, ApiModel, rule, rules
@@ -148,8 +149,12 @@ class Engine(ApiModel):
         le=10485760,
         description="Longest prompt and answer together, in tokens. Absent: what the model allows.",
     )
-    max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Requests that may run at the same time.")
-    block_size: Literal[16, 32, 64, 128, 256] = Field(default=128, description="Tokens per block of the KV cache.")
+    max_num_seqs: int = Field(
+        default=MAX_NUM_SEQS, ge=1, le=4096, description="Requests that may run at the same time."
+    )
+    block_size: Literal[16, 32, 64, 128, 256] = Field(
+        default=BLOCK_SIZE, description="Tokens per block of the KV cache."
+    )
     chunked_prefill: ChunkedPrefill = Field(
         default=ChunkedPrefill(), description="How much of a long prompt is computed beside the other requests."
     )

@@ -1,7 +1,7 @@
 """The CPU device: real answers without a card.
 
-Types are settled by `planning`: where the processor lacks fast bfloat16 products everything is computed in float32, with
-weights of half the bytes where that loses no digit. Kernels of linears are chosen by speed.
+Types are settled by `planning`. Without fast bfloat16 products everything is computed in float32, with weights of half
+the bytes where that loses no digit. Kernels of linears are chosen by speed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from hpu_engine.device.cpu.expert_kernels import silu_mul, sorted_kernel, static
 from hpu_engine.device.cpu.kv_cache import LayerPages, allocate_kv_cache
 from hpu_engine.device.cpu.linear_kernels import LinearKernels, PlainLinear, packed
 from hpu_engine.device.cpu.native.ops import NativeOps
-from hpu_engine.device.cpu.native.tile_ops import TileOps
 from hpu_engine.device.cpu.padded_attention import PaddedAttentionStep
 from hpu_engine.device.cpu.torch_ops import CpuOps, TorchOps
 from hpu_engine.step.batch import Batch
@@ -79,13 +78,6 @@ class CpuDevice(Device):
     @property
     def ops(self) -> CpuOps:
         return self._ops
-
-    @property
-    def kernels(self) -> str:
-        """`torch`, `compiled` (our own) or `tiles` (our own, on AMX)."""
-        if self._native is None:
-            return "torch"
-        return "tiles" if isinstance(self._native, TileOps) else "compiled"
 
     def linear(self, weights: LinearWeights) -> Linear:
         weight, bias = weights.weight, weights.bias
