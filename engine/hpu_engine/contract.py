@@ -81,7 +81,7 @@ class FailureReason(StrEnum):
     WORKER_LOST = "WorkerLost"
     WORKER_FROZEN = "WorkerFrozen"
     PEER_LOST = "PeerLost"
-    """The worker was well and lost another one of its group: never the cause of the group's end."""
+    """The worker lost another worker of its group. It is never the cause of the group's end."""
     MISMATCH = "Mismatch"
     """The workers of a group did not settle on the same model, sizes or shapes."""
     INTERNAL = "Internal"

@@ -63,6 +63,12 @@ def test_start_up_reports_bytes_then_shapes_then_ready(worker: WorkerProcess) ->
     assert all(seconds is not None and seconds > 0 for _, seconds in ran)
 
 
+def test_a_worker_names_what_it_settled_on(worker: WorkerProcess) -> None:
+    (loaded,) = [message for message in worker.start_up if isinstance(message, Loaded)]
+    assert loaded.settled_digest is not None
+    assert len(loaded.settled_digest) == 64
+
+
 def test_a_worker_says_which_one_it_is(worker: WorkerProcess) -> None:
     said = [message for message in worker.start_up if isinstance(message, FromWorker)]
     assert {message.worker for message in said} == {3}

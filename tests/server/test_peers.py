@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
+
+import pytest
 
 from hpu_engine.contract import GroupMember, ModelIdentity, Phase, PlanInput
+from hpu_engine.planning import describe
+from hpu_engine.server.errors import ApiError
 from hpu_engine.server.metrics import Metrics
+from hpu_engine.server.model_files import LoadedModel
 from hpu_engine.server.pod.drain import Shutdown, drain
 from hpu_engine.server.pod.peers import PeerPod, Peers
 from hpu_engine.server.pod.pod import Pod
 from hpu_engine.server.pod.served_rank import ServedRank
 from hpu_engine.server.requests.admission import Admission
 from hpu_engine.server.requests.serving_model import ServingModel
+from hpu_engine.text.tokenizer import Tokenizer
 from hpu_engine.wire.messages import Ready
+from tests.server.conftest import CONFIG
 
 
 def ready_pod() -> Pod:
@@ -28,12 +36,22 @@ async def test_a_pod_is_ready_only_with_its_whole_group() -> None:
     pod = ready_pod()
     assert pod.why_not_ready() is None, "a pod alone is a group"
     pod.see_peers(Peers((PeerPod(1, Phase.READY), PeerPod(2, Phase.WARMING_UP))))
-    assert pod.why_not_ready() == "WarmingUp: pod 2 of the group is not ready yet"
+    assert pod.why_not_ready() == "WarmingUp: pod 2 of the group is not ready"
     pod.see_peers(Peers((PeerPod(1, Phase.READY), PeerPod(2, Phase.READY, is_lost=True))))
     assert pod.why_not_ready() == "pod 2 of the group is lost"
     assert pod.why_not_alive() is None, "a kubelet has no reason to restart this one"
     pod.see_peers(Peers((PeerPod(1, Phase.READY), PeerPod(2, Phase.READY))))
     assert pod.why_not_ready() is None
+
+
+async def test_a_group_that_lost_a_pod_takes_no_request() -> None:
+    pod = ready_pod()
+    serving = ServingModel(pod, Admission(pod, 1), "tiny", 0)
+    serving.has_loaded(LoadedModel(describe(CONFIG, "config.json"), cast(Tokenizer, None)))
+    assert serving.model() is not None
+    pod.see_peers(Peers((PeerPod(1, Phase.READY, is_lost=True),)))
+    with pytest.raises(ApiError, match="pod 1 of the group is lost"):
+        serving.model()
 
 
 async def test_a_drain_lasts_until_the_group_is_idle_or_its_time_is_over() -> None:

@@ -56,7 +56,7 @@ def main() -> int:
         configure = connection.receive()
         if not isinstance(configure, Configure):
             return ExitCode.INTERNAL
-        return _Worker(connection, configure).run()
+        return _Process(connection, configure).run()
     except (_ServerGone, WireError, ConnectionError) as error:
         # No message can be sent any more; the exit code shows in the process table.
         print(f"worker: the server is gone: {error!r}", file=sys.stderr)  # noqa: T201
@@ -74,7 +74,9 @@ def die_with_parent(parent: int | None) -> None:
         sys.exit(ExitCode.INTERNAL)
 
 
-class _Worker:
+class _Process:
+    """This process from its first message to its exit code."""
+
     def __init__(self, connection: WorkerConnection, configure: Configure) -> None:
         self._connection = connection
         self._configure = configure

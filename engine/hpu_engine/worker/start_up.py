@@ -147,6 +147,7 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
         dtype=settled.kv_format,
         kernels=settled.kernels,
         parameters=parameter_count(description),
+        settled_digest=settled.digest,
     )
     return Rank(StepLoop(scheduler, runner), runner, device, loaded, settled)
 

@@ -75,6 +75,19 @@ class Pod:
         statuses = self.status.get("containerStatuses") or ()
         return next((c for c in statuses if c.get("name") == "engine"), statuses[0] if statuses else {})
 
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """State of that container: `waiting`, `running` or `terminated`."""
+        return self.container.get("state") or {}
+
+    @property
+    def running_since(self) -> datetime | None:
+        return parse_time(self.state.get("running", {}).get("startedAt"))
+
+    @property
+    def restarts(self) -> int:
+        return int(self.container.get("restartCount", 0))
+
 
 @dataclass(frozen=True)
 class Group:

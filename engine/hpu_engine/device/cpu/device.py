@@ -1,7 +1,7 @@
 """The CPU device: real answers without a card.
 
-Types are settled by `planning`. Without fast bfloat16 products everything is computed in float32, with weights of half
-the bytes where that loses no digit. Kernels of linears are chosen by speed.
+Types are settled by `planning`: a processor without fast bfloat16 products computes everything in float32, with weights
+of half the bytes where that loses no digit. Kernels of linears are chosen by speed.
 """
 
 from __future__ import annotations

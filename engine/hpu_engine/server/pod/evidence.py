@@ -1,7 +1,7 @@
 """From the ways in which workers ended to the one cause that is told. Pure, over frozen endings.
 
-A cause outweighs its consequences, whichever was seen first: a worker that lost a peer says so and ranks below every
-cause of another's own, and so does one that fell silent without being stopped, for it may have waited for a peer.
+A cause outweighs its consequences, whichever was seen first. A worker that lost a peer says so, and ranks below every
+other cause. A worker that fell silent without being stopped may have waited for a peer, and ranks between the two.
 Between equal causes the earlier one counts.
 """
 
@@ -48,7 +48,7 @@ class Ending:
 
 
 def cause_of(endings: Iterable[Ending]) -> TerminationMessage:
-    """The evidence of the one among these (at least one) that the others followed."""
+    """The evidence of the cause among `endings`, of which there is at least one."""
     return evidence_of(min(endings, key=lambda ending: (_weight(ending), ending.seen_at)))
 
 
@@ -58,7 +58,7 @@ def is_conclusive(endings: Iterable[Ending]) -> bool:
 
 
 def _weight(ending: Ending) -> int:
-    """0 for a cause; more for what may be, and for what is, the consequence of another worker's end."""
+    """0 for a cause, 1 for what may be a consequence of another worker's end, 2 for what is one."""
     if ending.silence is not None:
         return 0 if ending.silence.is_stopped else 1
     is_victim = ending.last_words is not None and ending.last_words.reason is FailureReason.PEER_LOST

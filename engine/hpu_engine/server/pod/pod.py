@@ -127,13 +127,14 @@ class Pod:
         if self.failure is not None:
             return f"{self.failure.reason}: {in_words(self.failure)}"
         for rank in self.ranks:
-            if rank.is_serving:
-                for worker in rank.workers:
-                    age = worker.heartbeat_age_seconds
-                    if age is not None and age > HEARTBEAT_STALE_SECONDS:
-                        return f"rank {rank.number}, worker {worker.number}: no heartbeat for {age:.0f} s"
-            elif (idle := time.monotonic() - rank.progress_at) > START_UP_STALLED_SECONDS:
-                return f"rank {rank.number}: {rank.phase} has not moved for {idle:.0f} s"
+            for worker in rank.workers if rank.is_serving else ():
+                age = worker.heartbeat_age_seconds
+                if age is not None and age > HEARTBEAT_STALE_SECONDS:
+                    return f"rank {rank.number}, worker {worker.number}: no heartbeat for {age:.0f} s"
+        last = self._furthest_behind()
+        idle = time.monotonic() - last.progress_at
+        if not last.is_serving and idle > START_UP_STALLED_SECONDS:
+            return f"rank {last.number}: {last.phase} has not moved for {idle:.0f} s"
         return None
 
     def why_not_ready(self) -> str | None:
@@ -160,7 +161,7 @@ class Pod:
             plan_input = plan_input.model_copy(update=settled)
         return ControlState(
             phase=self.phase,
-            seconds_since_progress=now - self._progress_at(),
+            seconds_since_progress=now - self._furthest_behind().progress_at,
             uptime_seconds=now - self._started,
             model=self.identity,
             plan_input=plan_input,
@@ -172,11 +173,10 @@ class Pod:
             gate=self._gate(),
         )
 
-    def _progress_at(self) -> float:
-        """When the longest standing of the ranks that are furthest behind last moved; the others wait for these."""
-        moving = [rank for rank in self.ranks if rank.phase is not Phase.FAILED] or self.ranks
-        behind = furthest_behind(rank.slowest.phase for rank in moving)
-        return min(rank.progress_at for rank in moving if rank.slowest.phase is behind)
+    def _furthest_behind(self) -> ServedRank:
+        """The rank that the others wait for; of several the one that has not moved for longest."""
+        behind = furthest_behind(rank.slowest.phase for rank in self.ranks)
+        return min((rank for rank in self.ranks if rank.slowest.phase is behind), key=lambda rank: rank.progress_at)
 
     def _download(self) -> dict[str, int | None]:
         """Over all workers that fetch."""

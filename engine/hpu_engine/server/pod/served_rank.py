@@ -97,7 +97,7 @@ class ServedRank:
 
     @property
     def progress_at(self) -> float:
-        """When the longest standing of the workers that are furthest behind last moved; the others wait for these."""
+        """When the workers that the others wait for last moved: of several the one that has not moved for longest."""
         behind = self.slowest.phase
         return min(worker.progress_at for worker in self.workers if worker.phase is behind)
 

@@ -54,7 +54,7 @@ class ServingModel:
         if not self.accepts_requests:
             raise not_serving("the server is shutting down")
         self.last_request_at = time.monotonic()
-        objection = self.pod.why_not_alive()
+        objection = self.pod.why_not_alive() or self.pod.peers.loss
         ranks_ready = all(rank.is_serving for rank in self.pod.ranks)
         if objection is None and self._model is not None and ranks_ready:
             return self._model

@@ -11,7 +11,6 @@ from hpu_engine.contract import ControlState, Phase
 from hpu_operator.api.reasons import Reason
 from hpu_operator.domain.diagnosis.causes import Cause, of_engine
 from hpu_operator.domain.observed import Group, Pod, Unreachable
-from hpu_operator.domain.timestamps import parse_time
 
 GRACE = timedelta(seconds=60)
 """From a container's start until its control port must answer: the engine's does from its first second, on a machine
@@ -61,7 +60,7 @@ def _failing(pod: Pod, control: ControlState) -> Cause:
 
 def _silent(pod: Pod, control: Unreachable, now: datetime) -> Cause:
     """A pod is unreachable only once it has run for a while, as the kubelet says, and has been silent for a while."""
-    started = parse_time((pod.container.get("state") or {}).get("running", {}).get("startedAt"))
+    started = pod.running_since
     if started is None or now - started < GRACE or not is_lasting(control):
         return Cause(Reason.WAITING_FOR_CONTROL, "waiting for the control endpoint")
     return Cause(Reason.CONTROL_UNREACHABLE, control.error)

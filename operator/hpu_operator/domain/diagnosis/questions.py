@@ -95,8 +95,8 @@ def _out_of_service(pod: Pod) -> Diagnosis | None:
 
 def _not_calm(pod: Pod, now: datetime) -> Diagnosis | None:
     """A container may be ready for a moment between two crashes; status does not call that ready."""
-    started = parse_time((pod.container.get("state") or {}).get("running", {}).get("startedAt"))
-    if pod.container.get("restartCount", 0) < 2 or started is None or now - started >= CALM:
+    started = pod.running_since
+    if pod.restarts < 2 or started is None or now - started >= CALM:
         return None
     ended = _last_end(pod)
     if ended is None:
@@ -141,7 +141,7 @@ def _init_container(pod: Pod, _: datetime) -> Diagnosis | None:
 
 
 def _waiting(pod: Pod, now: datetime) -> Diagnosis | None:
-    waiting = (pod.container.get("state") or {}).get("waiting")
+    waiting = pod.state.get("waiting")
     if not waiting:
         return None
     if cause := causes.of_waiting(waiting):
@@ -160,7 +160,7 @@ def _sandbox_since(pod: Pod) -> datetime | None:
 
 
 def _last_end(pod: Pod) -> dict[str, object] | None:
-    for state in (pod.container.get("state") or {}, pod.container.get("lastState") or {}):
+    for state in (pod.state, pod.container.get("lastState") or {}):
         if ended := state.get("terminated"):
             return dict(ended)
     return None
@@ -171,19 +171,18 @@ def _ended_container(pod: Pod, now: datetime) -> Diagnosis | None:
     if ended is None:
         return None
     finished = parse_time(str(ended.get("finishedAt") or "") or None)
-    running = "running" in (pod.container.get("state") or {})
+    running = "running" in pod.state
     if running and finished and now - finished > CRASH_MEMORY:
         return None
     cause = causes.of_end(ended, pod.events, pod.template)
-    restarts = pod.container.get("restartCount", 0)
-    tail = f" (restarted {restarts} times)" if restarts > 1 else ""
+    tail = f" (restarted {pod.restarts} times)" if pod.restarts > 1 else ""
     if running and (now_doing := progress.describe(pod, now)) and now_doing.text != cause.text:
         tail += f"; now {now_doing.reason.value}: {now_doing.text}"
     return _say(pod, cause.reason, cause.text + tail)
 
 
 def _working(pod: Pod, now: datetime) -> Diagnosis | None:
-    if "running" not in (pod.container.get("state") or {}):
+    if "running" not in pod.state:
         return None
     cause = progress.describe(pod, now)
     return _say(pod, cause.reason, cause.text) if cause else None

@@ -67,9 +67,9 @@ class Observer:
     def _target(self, live: Live) -> Target | None:
         pod = read_pod(live)
         url = self._url_of(live)
-        if pod.deleting or url is None or "running" not in (pod.container.get("state") or {}):
+        if pod.deleting or url is None or "running" not in pod.state:
             return None
-        return Target(pod.uid, url, int(pod.container.get("restartCount", 0)))
+        return Target(pod.uid, url, pod.restarts)
 
     def forget(self, key: Key) -> None:
         """The object is gone: its pods are asked no more."""
