@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_loaded_is_a_warning(tmp_path: Path, monkeypatch: 
 
 
 def test_compile_and_torch_s_kernels_exclude_each_other() -> None:
-    with pytest.raises(StartUpError, match=r"--compile builds .*, and --kernels torch forbids them") as refused:
+    with pytest.raises(StartUpError, match=r"--compile=true: builds .*, and kernels torch forbids them") as refused:
         kernels(compile=True, kernels="torch")
     assert refused.value.reason is FailureReason.USAGE
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -191,6 +191,17 @@ def test_a_pool_of_a_given_size_bounds_a_request_only_where_no_length_was_asked_
     assert (bounded.limits.max_model_len, bounded.max_model_len, bounded.fits) == (512, model.max_positions, True)
     asked = settle(Specification(model, CARDS["gaudi2"], max_model_len=8192, **pool))  # type: ignore[arg-type]
     assert [violation.field for violation in asked.violations] == ["maxModelLen"]
+
+
+def test_every_setting_of_the_engine_reaches_what_is_settled() -> None:
+    """All but where files are, and the sizes, which are the layout's."""
+    of_the_plan = {"card", "layout", "kv_format", "recipes", "trace", "fp8_dispatch"}
+    of_the_worker = {"device", "compile_cache", *(f"{name}_parallel_size" for name in ("tensor", "data", "expert"))}
+    asked = {field.name for field in fields(Specification)} - of_the_plan
+    assert asked == set(EngineConfig.__struct_fields__) - of_the_worker
+    config = EngineConfig(model="m", tensor_parallel_size=2, data_parallel_size=4, expert_parallel_size=8, exact=True)
+    specification = config.specification(published(ERNIE_21B), CARDS["cpu"])
+    assert (specification.layout, specification.exact) == (Layout(2, 4, 8), True)
 
 
 def test_settings_of_the_cpu_alone_are_refused_on_a_gaudi() -> None:

@@ -22,9 +22,9 @@ MIB = 1 << 20
 
 CardName = Literal["gaudi2", "gaudi3", "cpu"]
 
-MAX_NUM_SEQS = 64
+MAX_NUM_SEQS: Final = 64
 BLOCK_SIZE: Final = 128
-RECIPES = 128
+RECIPES: Final = 128
 """Defaults of every card: requests in a step, tokens in a KV block, compiled recipes."""
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
+from hpu_engine.planning import Card, Layout, ModelDescription, Specification
 from hpu_engine.planning.cards import BLOCK_SIZE, MAX_NUM_SEQS
-
-if TYPE_CHECKING:
-    from hpu_engine.planning.cards import Card
-    from hpu_engine.planning.model.description import ModelDescription
-    from hpu_engine.planning.settle import Specification
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,9 +39,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def specification(self, model: ModelDescription, card: Card) -> Specification:
         """What is asked of `planning`: settings of one name mean the same there and here."""
-        from hpu_engine.planning.layout import Layout
-        from hpu_engine.planning.settle import Specification
-
         layout = Layout(self.tensor_parallel_size, self.data_parallel_size, self.expert_parallel_size)
         shared = {field.name for field in fields(Specification)} & set(self.__struct_fields__) - {"model"}
         settings: dict[str, Any] = {name: getattr(self, name) for name in shared}
