@@ -84,7 +84,6 @@ REFUSED: list[dict[str, Any]] = [
     {"max_num_seqs": 300, "max_num_batched_tokens": 256},
     {"block_size": 1, "num_kv_blocks": 1},
     {"kv_cache_memory": 1000},
-    {"max_model_len": 2048, "num_kv_blocks": 3},
     {"max_model_len": 512, "max_num_seqs": 2, "max_num_batched_tokens": 2048},
 ]
 
@@ -185,12 +184,14 @@ def test_every_rank_of_a_group_settles_the_same_and_a_digest_tells_two_settings_
     assert len({settle(one).digest for one in (asked, *others)}) == 5
 
 
-def test_a_pool_of_a_given_size_bounds_a_request_only_where_no_length_was_asked_for() -> None:
+def test_a_pool_of_a_given_size_bounds_a_request_on_a_cpu_and_where_no_length_was_asked_for() -> None:
     model, pool = published(LLAMA_8B), {"num_kv_blocks": 4, "block_size": 128}
     bounded = settle(Specification(model, CARDS["gaudi2"], **pool))  # type: ignore[arg-type]
     assert (bounded.limits.max_model_len, bounded.max_model_len, bounded.fits) == (512, model.max_positions, True)
     asked = settle(Specification(model, CARDS["gaudi2"], max_model_len=8192, **pool))  # type: ignore[arg-type]
     assert [violation.field for violation in asked.violations] == ["maxModelLen"]
+    served = settle(Specification(model, cpu_card(), max_model_len=8192, **pool))  # type: ignore[arg-type]
+    assert (served.limits.max_model_len, served.max_model_len, served.fits) == (512, 8192, True)
 
 
 def test_every_setting_of_the_engine_reaches_what_is_settled() -> None:

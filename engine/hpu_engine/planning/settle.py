@@ -135,7 +135,7 @@ def settle(specification: Specification) -> Settled:
     kv_format = specification.kv_format or (compute if kernels != "tiles" else "bfloat16")
     block_bytes = kv_bytes_per_block(model, layout, kv_format, limits.block_size)
     blocks = _pool(specification, limits, block_bytes)
-    if blocks is not None and specification.max_model_len is None:
+    if blocks is not None and (card.processor is not None or specification.max_model_len is None):
         limits = replace(limits, max_model_len=min(limits.max_model_len, blocks * limits.block_size))
     limits = replace(limits, kv_blocks=blocks)
     memory = memory_plan(
