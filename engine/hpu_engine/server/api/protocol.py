@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from hpu_engine.scheduling.sampling_params import LEAST_REPETITION_PENALTY, MOST_LOGPROBS, MOST_REPETITION_PENALTY
+from hpu_engine.server.api.history import ChatMessage
 from hpu_engine.server.api.wording import words_for
 from hpu_engine.server.errors import ApiError, bad_request
 
@@ -33,6 +34,7 @@ MAX_SEQUENCES = 256
 """Prompts times samples of one request."""
 MAX_BIASED_TOKENS = 1024
 MAX_MESSAGES = 4096
+MAX_DOCUMENTS = 4096
 MAX_COMMAS = 1 << 18
 """Of a body, which bounds its elements: reading millions of tiny ones would keep all others waiting, probes too."""
 INT64 = 2**63
@@ -203,48 +205,6 @@ class CompletionRequest(_Generation):
         return max(wanted, default=None)
 
 
-class ChatMessage(BaseModel):
-    """A turn. Roles are the chat template's business; fields it may look at (`name`, ...) are passed on."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    role: str
-    content: Any
-    """A text, or a list of parts; `for_template` reads them."""
-
-    @field_validator("content")
-    @classmethod
-    def _text_or_parts(cls, value: Any) -> Any:
-        if not isinstance(value, str | list):
-            raise ValueError("has to be a string or a list of text parts")
-        return value
-
-    def for_template(self, path: str) -> dict[str, Any]:
-        """`path` is where the message stands in the request. Raises `ApiError` 400 for a part that is no text."""
-        text = self.content
-        if not isinstance(text, str):
-            text = "".join(_text_of(part, path, place) for place, part in enumerate(text))
-        return {**(self.model_extra or {}), "role": self.role, "content": text}
-
-
-def _text_of(part: object, path: str, place: int) -> str:
-    """Of one part of a message's content: an image is refused by its type.
-
-    Written out because there may be very many: the validator would not let other threads run meanwhile.
-    """
-    field, problem = "", "has to be an object"
-    if isinstance(part, dict):
-        kind, text = part.get("type"), part.get("text")
-        if kind == "text" and isinstance(text, str):
-            return text
-        field = ".text" if kind == "text" else ".type"
-        problem = "has to be a string" if kind == "text" else "has to be 'text'"
-        if field[1:] not in part:
-            problem = "is missing"
-    where = f"{path}.content[{place}]{field}"
-    raise bad_request(where, f"{where}: {problem}")
-
-
 class ChatCompletionRequest(_Generation):
     """`POST /v1/chat/completions`. `max_completion_tokens` is the current name of `max_tokens` and wins."""
 
@@ -256,6 +216,7 @@ class ChatCompletionRequest(_Generation):
     continue_final_message: bool = False
     add_special_tokens: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    documents: Annotated[tuple[dict[str, Any], ...], FailFast()] = Field(default=(), max_length=MAX_DOCUMENTS)
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> Self:

@@ -124,7 +124,7 @@ def make_job(
 
 
 def _params(request: CompletionRequest | ChatCompletionRequest, model: LoadedModel, limit: int) -> SamplingParams:
-    own = () if request.ignore_eos else model.description.eos_token_ids
+    own = () if request.ignore_eos else model.eos_token_ids
     return SamplingParams(
         max_tokens=max(1, limit),  # the worker ends a request by a token
         temperature=1.0 if request.temperature is None else request.temperature,

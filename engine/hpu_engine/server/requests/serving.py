@@ -23,7 +23,7 @@ from hpu_engine.server.errors import (
 )
 from hpu_engine.server.pod.pod import Pod
 from hpu_engine.server.requests.admission import Engine
-from hpu_engine.text.tokenizer import Tokenizer
+from hpu_engine.text.tokenizer import Tokenizer, end_of_sequence
 
 BODY_LIMIT_BYTES = 16 * 1024 * 1024
 BODY_SECONDS = 60.0
@@ -41,6 +41,11 @@ class LoadedModel:
 
     description: ModelDescription
     tokenizer: Tokenizer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All tokens that any file of the checkpoint calls the end of a sequence."""
+        return end_of_sequence(self.description, self.tokenizer)
 
 
 class Serving:
@@ -95,7 +100,7 @@ async def read_body(request: web.Request) -> bytes:
     return data if encoding == "identity" else await asyncio.to_thread(unpack, data, encoding, BODY_LIMIT_BYTES)
 
 
-async def prepare(body: bytes, work: Callable[P, T], *args: P.args, **kw: P.kwargs) -> T:
+async def prepare(body: bytes | str, work: Callable[P, T], *args: P.args, **kw: P.kwargs) -> T:
     """The result of `work`, which costs as much as `body` is long: in a thread when that could be felt elsewhere."""
     if len(body) <= INLINE_BODY_BYTES:
         return work(*args, **kw)
