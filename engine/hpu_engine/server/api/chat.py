@@ -11,8 +11,9 @@ from msgspec import UNSET, UnsetType
 
 from hpu_engine.server.api.answering import Head, new_head, respond
 from hpu_engine.server.api.logprobs import Spell, chat_logprobs, prompt_logprobs
+from hpu_engine.server.api.parsing import parse_object
 from hpu_engine.server.api.prompting import render
-from hpu_engine.server.api.protocol import ChatCompletionRequest, parse_object, read_chat
+from hpu_engine.server.api.protocol import ChatCompletionRequest, read_chat
 from hpu_engine.server.api.responses import (
     AssistantMessage,
     ChatChoice,

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from hpu_engine.server.errors import bad_request
 
+MAX_FIELDS = 64
+"""Of a message."""
 ASSISTANT, TOOL, FUNCTION = "assistant", "tool", "function"
 _TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
 """Types of content parts that are text, and the field that has it. Only an assistant refuses."""
@@ -26,6 +28,13 @@ class ChatMessage(BaseModel):
     role: str
     content: Any = None
     """A text, a list of parts, or nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_fields(cls, value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > MAX_FIELDS:
+            raise ValueError(f"at most {MAX_FIELDS} fields are allowed, not {len(value)}")
+        return value
 
     @field_validator("content")
     @classmethod

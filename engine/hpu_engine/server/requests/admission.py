@@ -99,7 +99,7 @@ class Engine:
             )
             message = Submit(
                 request_id=generation.request_id,
-                prompt_token_ids=job.prompt,
+                prompt_token_ids=() if samples else job.prompt,
                 params=params,
                 shares_prompt_with=samples[0].request_id if samples else None,
             )
