@@ -80,3 +80,20 @@ def test_a_chat_template_is_the_first_of_its_places(shell: Path, tmp_path: Path,
         (model / "chat_template.json").write_text('{"chat_template": "json"}')
     found = load_model(model).tokenizer.chat_template
     assert (None if found is None else found.render([])) == (places[0] if places else None)
+
+
+@pytest.mark.parametrize("place", ["pre_tokenizer", "normalizer"])
+def test_a_tokenizers_endless_pattern_is_a_refusal_of_the_text(shell: Path, tmp_path: Path, place: str) -> None:
+    """Patterns come with the weights, too; the library ends them after a bounded number of tries, by a panic."""
+    model = checkpoint(shell, tmp_path / "model")
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    endless = {"pattern": {"Regex": "(a+)+$"}}
+    split = {"type": "Split", "behavior": "Isolated", "invert": False, **endless}
+    tokenizer[place] = split if place == "pre_tokenizer" else {"type": "Replace", "content": "a", **endless}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with RunningServer(model, {}) as server:
+        server.wait_until_ready()
+        status, answer = post(f"{server.url}/v1/completions", {"prompt": "a" * 40 + "b", "max_tokens": 1})
+        assert (status, answer["error"]["param"]) == (400, "prompt"), answer
+        assert "tokenizer fails on this text" in answer["error"]["message"]
+        assert post(f"{server.url}/v1/completions", {"prompt": "b", "max_tokens": 1})[0] == 200

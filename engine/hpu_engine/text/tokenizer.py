@@ -23,6 +23,12 @@ from hpu_engine.text.token_bytes import Spelling, UnknownDecoder, read_decoder, 
 
 CONFIG_LIMIT_BYTES = 16 * 1024 * 1024
 END = "eos_token"
+PANIC = "PanicException"
+"""How a Rust library's last resort is called in Python."""
+
+
+class TextRefused(Exception):
+    """The tokenizer's own patterns come to no end on a text: its library gives them a bounded number of tries."""
 
 
 class Tokenizer:
@@ -45,8 +51,13 @@ class Tokenizer:
         """No token stands for more characters than this, so a text has at least len / this many tokens."""
 
     def encode_now(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """A batch of one: only for a batch does the library let other threads run meanwhile."""
-        (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        """A batch of one: only for a batch does the library let other threads run meanwhile. Raises `TextRefused`."""
+        try:
+            (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:  # what the library itself cannot go on from is no Exception
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
+            raise TextRefused(f"the model's tokenizer fails on this text: {str(error)[:200]}") from None
         return tuple(encoding.ids)
 
     def offsets(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:

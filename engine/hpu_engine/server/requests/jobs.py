@@ -12,7 +12,7 @@ from hpu_engine.server.api.protocol import MAX_SEQUENCES, ChatCompletionRequest,
 from hpu_engine.server.errors import ApiError, bad_request
 from hpu_engine.server.requests.admission import Job
 from hpu_engine.server.requests.serving import LoadedModel
-from hpu_engine.text.tokenizer import Tokenizer
+from hpu_engine.text.tokenizer import TextRefused, Tokenizer
 from hpu_engine.wire.messages import Loaded
 
 MAX_SCORES = 1 << 20
@@ -25,7 +25,10 @@ def encode_prompt(
     """Token ids of a prompt. One that cannot fit by its length alone is refused before it costs any tokenizing."""
     if len(text) > limits.most_tokens * tokenizer.chars_per_token:
         raise prompt_too_long(param, f"{len(text)} characters, which no {limits.most_tokens} tokens stand for", limits)
-    token_ids = tokenizer.encode_now(text, add_special_tokens=add_special_tokens)
+    try:
+        token_ids = tokenizer.encode_now(text, add_special_tokens=add_special_tokens)
+    except TextRefused as error:
+        raise bad_request(param, str(error)) from None
     if not token_ids:
         raise bad_request(param, f"{param} has no tokens")
     return token_ids
