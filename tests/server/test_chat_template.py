@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from hpu_engine.text import chat_template
 from hpu_engine.text.chat_template import ChatTemplate, TemplateRefused
 from hpu_engine.text.detokenizer import Detokenizer
+from hpu_engine.text.template_environment import compile_template
 from hpu_engine.text.template_process import MEMORY_BYTES
 from hpu_engine.text.tokenizer import load_tokenizer
 from tests.server.families import HISTORIES, TEMPLATES
@@ -119,6 +121,35 @@ def test_a_familys_prompt_is_the_one_of_transformers(
     assert prompt == expected
     if history == "plain" or (history.startswith("a call") and family not in ("mixtral",)):
         assert prompt, "every family takes these"
+
+
+def test_the_environment_has_all_that_transformers_has() -> None:
+    """Names alone: what they do is compared by what they write."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    ours, theirs = compile_template("x").environment, _compile_jinja_template("x").environment
+    for names in ("filters", "globals", "tests"):
+        assert set(getattr(theirs, names)) <= set(getattr(ours, names))
+    tags = [{tag for one in environment.extensions.values() for tag in one.tags} for environment in (ours, theirs)]
+    assert tags[0] == tags[1]
+    assert (ours.trim_blocks, ours.lstrip_blocks) == (theirs.trim_blocks, theirs.lstrip_blocks)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set x = namespace(_a=1) %}",
+        "{% set x = namespace() %}{% set x.__class__ = 1 %}{{ x }}",
+        "{{ dict.__class__ }}",
+        "{{ dict.mro() }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os }}",
+    ],
+)
+def test_what_transformers_keeps_from_templates_is_kept_from_them(source: str) -> None:
+    assert of_transformers(source, []) in (None, "")
+    with suppress(TemplateRefused):
+        assert ChatTemplate(source, {}).render([]) == ""
 
 
 def test_arguments_of_a_call_are_objects_or_a_text_as_the_template_needs_them(
