@@ -1,6 +1,6 @@
 """Every kopf decorator: kopf delivers watch events, and that is all it is asked to do.
 
-No annotations, finalizers, indices, timers, daemons, peering or webhooks. It runs in a thread with a loop of its own,
+No annotations, finalizers, indices, timers, daemons, peering or webhooks. It runs in a thread with its own event loop,
 so that it neither replaces this process' signal handlers nor cancels tasks that are not its own.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +20,7 @@ from hpu_operator.api import schema
 from hpu_operator.domain.names import MANAGER
 from hpu_operator.kube.client import in_cluster
 from hpu_operator.kube.kinds import WATCHED, Kind
+from hpu_operator.runtime.jitter import jittered
 
 Sink = Callable[[Kind, str | None, dict[str, Any]], None]
 """Kind, type of the event (None: part of a list), object. Called in kopf's thread."""
@@ -34,7 +34,7 @@ class Backoffs:
     def __iter__(self) -> Iterator[float]:
         pause = 0.5
         while True:
-            yield pause * (1 + 0.2 * random.random())  # noqa: S311 - spreads retries, keeps no secret
+            yield jittered(pause)
             pause = min(pause * 2, 5.0)
 
 

@@ -1,4 +1,4 @@
-"""The operator's own metrics, in a registry of their own."""
+"""The operator's own metrics, in a separate registry."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Metrics:
         self._cached = Gauge(
             "hpu_operator_cached_objects", "Objects in the cache.", ["resource"], registry=self.registry
         )
-        self.ranks_asked = Counter(
+        self.control_requests = Counter(
             "hpu_operator_control_requests", "Requests to control endpoints.", ["result"], registry=self.registry
         )
 

@@ -10,7 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from hpu_operator.metrics import Metrics
 
 Check = Callable[[], str | None]
-"""None where all is well, else what is not."""
+"""None where all is well, else what is wrong."""
 
 
 class Web:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from hpu_operator.runtime.status_writer import PROGRESS_SECONDS
+from hpu_operator.runtime.outputs.status_writer import PROGRESS_SECONDS
 
 QUIET_SECONDS = PROGRESS_SECONDS + 2.0
 """What follows a status that a test has seen: the events that tell of it, the writes that the kubelet causes, and a

@@ -1,4 +1,4 @@
-"""What a control-plane test holds: the CRD installed, an administrator, a node, scripted ranks, and an operator.
+"""Fixtures of the control-plane tests: the CRD, an administrator, a node, a scripted control endpoint, an operator.
 
 The operator runs in the test's own process with a service account's token and exactly the rights of
 `hpu_operator.kube.permissions`, in the test's namespace.
@@ -17,14 +17,14 @@ import pytest_asyncio
 from hpu_operator.api.crd import CRD_NAME, crd_yaml
 from hpu_operator.kube.kinds import INFERENCE
 from hpu_operator.kube.permissions import IN_LEASE_NAMESPACE, IN_SERVED_NAMESPACES, Permission
-from hpu_operator.main import Operator
+from hpu_operator.process import Operator
 from hpu_operator.settings import Settings
 from tests.cluster import ports
 from tests.cluster.api import wait_for
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
 from tests.control_plane.nodes import TestNode
-from tests.control_plane.scripted_ranks import ScriptedRanks
+from tests.control_plane.scripted_control import ScriptedControl
 
 _CRD_PATH = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{CRD_NAME}"
 
@@ -46,8 +46,8 @@ async def admin(control_plane: ControlPlane) -> AsyncIterator[Admin]:
 
 
 @pytest_asyncio.fixture
-async def ranks() -> AsyncIterator[ScriptedRanks]:
-    async with ScriptedRanks() as held:
+async def control() -> AsyncIterator[ScriptedControl]:
+    async with ScriptedControl() as held:
         yield held
 
 
@@ -96,15 +96,15 @@ def settings_for(namespace: str, **changes: Any) -> Settings:
 class OperatorHandle:
     """Starts and stops operators in this process; one at a time unless a test wants two."""
 
-    def __init__(self, namespace: str, ranks: ScriptedRanks, kubeconfig: Path) -> None:
+    def __init__(self, namespace: str, control: ScriptedControl, kubeconfig: Path) -> None:
         self.namespace = namespace
         self.kubeconfig = kubeconfig
-        self._ranks = ranks
+        self._control = control
         self._running: list[tuple[Operator, asyncio.Task[int]]] = []
         self._supervisor: asyncio.Task[None] | None = None
 
     async def start(self, **changes: Any) -> tuple[Operator, asyncio.Task[int]]:
-        operator = Operator(settings_for(self.namespace, **changes), self._ranks.url_of)
+        operator = Operator(settings_for(self.namespace, **changes), self._control.url_of)
         task = asyncio.create_task(operator.run())
         self._running.append((operator, task))
         return operator, task
@@ -137,13 +137,13 @@ async def operator(
     crd: None,
     admin: Admin,
     namespace: str,
-    ranks: ScriptedRanks,
+    control: ScriptedControl,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[OperatorHandle]:
     await grant(admin, namespace)
     kubeconfig = control_plane.service_account_kubeconfig(namespace, "operator")
     monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-    handle = OperatorHandle(namespace, ranks, kubeconfig)
+    handle = OperatorHandle(namespace, control, kubeconfig)
     try:
         yield handle
     finally:

@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from hpu_operator.main import Operator
+from hpu_operator.process import Operator
 from tests.control_plane.conftest import OperatorHandle, free_port, settings_for
-from tests.control_plane.scripted_ranks import ScriptedRanks
+from tests.control_plane.scripted_control import ScriptedControl
 
 
 @asynccontextmanager
 async def process(
-    handle: OperatorHandle, ranks: ScriptedRanks, log: Path, identity: str = "tests"
+    handle: OperatorHandle, control: ScriptedControl, log: Path, identity: str = "tests"
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """An operator in a process of its own, which can be killed."""
     with log.open("ab") as output:
@@ -26,7 +26,7 @@ async def process(
             "-m",
             "tests.control_plane.operator_process",
             handle.namespace,
-            ranks.base,
+            control.base,
             str(free_port()),
             identity,
             env=os.environ | {"KUBECONFIG": str(handle.kubeconfig)},
@@ -41,9 +41,9 @@ async def process(
         await started.wait()
 
 
-async def run(namespace: str, ranks: str, port: int, identity: str) -> int:
+async def run(namespace: str, control: str, port: int, identity: str) -> int:
     def url_of(pod: Mapping[str, Any]) -> str:
-        return f"{ranks}/{namespace}/{pod['metadata']['name']}"
+        return f"{control}/{namespace}/{pod['metadata']['name']}"
 
     print(f"listen_port={port}", flush=True)
     return await Operator(settings_for(namespace, listen_port=port, identity=identity), url_of).run()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpu_operator.kube.kinds import INFERENCE, LEASE, SERVICE
-from hpu_operator.runtime.lease import DURATION_SECONDS
+from hpu_operator.runtime.leadership.lease import DURATION_SECONDS
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
 from tests.control_plane.audit import Audit, audit_once_settled
@@ -18,7 +18,7 @@ from tests.control_plane.conftest import OperatorHandle, inference
 from tests.control_plane.looks import delete_and_see_it_made_again, eventually, pods_of, ready
 from tests.control_plane.nodes import TestNode
 from tests.control_plane.operator_process import process
-from tests.control_plane.scripted_ranks import ScriptedRanks
+from tests.control_plane.scripted_control import ScriptedControl
 
 OUTAGE_SECONDS = float(os.environ.get("HPU_OUTAGE_SECONDS", str(DURATION_SECONDS + 3)))
 """Longer than a lease lasts; `HPU_OUTAGE_SECONDS=60` is a minute."""
@@ -41,12 +41,12 @@ async def test_while_the_api_server_is_away_nobody_restarts_and_afterwards_nothi
     admin: Admin,
     namespace: str,
     node: TestNode,
-    ranks: ScriptedRanks,
+    control: ScriptedControl,
     operator: OperatorHandle,
     tmp_path: Path,
 ) -> None:
     """Away for longer than a lease lasts: the one process rests, and goes on with what it finds."""
-    async with process(operator, ranks, tmp_path / "log") as running:
+    async with process(operator, control, tmp_path / "log") as running:
         await admin.create(INFERENCE, namespace, inference(replicas=2))
         await ready(admin, namespace)
         before = await pods_of(admin, namespace)
@@ -76,13 +76,13 @@ async def test_a_leader_killed_is_followed_by_the_standby_which_writes_nothing(
     admin: Admin,
     namespace: str,
     node: TestNode,
-    ranks: ScriptedRanks,
+    control: ScriptedControl,
     operator: OperatorHandle,
     tmp_path: Path,
 ) -> None:
     async with (
-        process(operator, ranks, tmp_path / "first", "first") as first,
-        process(operator, ranks, tmp_path / "second", "second") as second,
+        process(operator, control, tmp_path / "first", "first") as first,
+        process(operator, control, tmp_path / "second", "second") as second,
     ):
         await admin.create(INFERENCE, namespace, inference(replicas=2))
         await ready(admin, namespace)

@@ -11,7 +11,7 @@ import pytest
 from hpu_operator.domain import names
 from hpu_operator.kube.kinds import INFERENCE, POD, RECORD, SERVICE, STATEFUL_SET
 from hpu_operator.kube.port import Live
-from hpu_operator.runtime.status_writer import PROGRESS_SECONDS
+from hpu_operator.runtime.outputs.status_writer import PROGRESS_SECONDS
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import Admin
 from tests.control_plane.conftest import OperatorHandle, inference
@@ -25,7 +25,7 @@ from tests.control_plane.looks import (
     reason,
 )
 from tests.control_plane.nodes import TestNode, running
-from tests.control_plane.scripted_ranks import ScriptedRanks
+from tests.control_plane.scripted_control import ScriptedControl
 
 
 async def test_an_object_becomes_ready_with_its_children(
@@ -51,13 +51,13 @@ async def test_an_object_becomes_ready_with_its_children(
 
 
 async def test_readiness_comes_from_the_pods_and_warm_up_from_the_ranks(
-    admin: Admin, namespace: str, node: TestNode, ranks: ScriptedRanks, operator: OperatorHandle
+    admin: Admin, namespace: str, node: TestNode, control: ScriptedControl, operator: OperatorHandle
 ) -> None:
     from hpu_engine.contract import Phase
-    from tests.control_plane.scripted_ranks import state
+    from tests.control_plane.scripted_control import state
 
     node.script = lambda _: running(ready=False)
-    ranks.default = state(Phase.WARMING_UP, done=37, total=72)
+    control.default = state(Phase.WARMING_UP, done=37, total=72)
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
     warming = await reason(admin, namespace, "WarmingUp")
@@ -65,7 +65,7 @@ async def test_readiness_comes_from_the_pods_and_warm_up_from_the_ranks(
     live = await admin.get(INFERENCE, namespace, "smol")
     assert live is not None
     assert live["status"]["warmUp"] == "37/72"
-    ranks.default = state(Phase.READY)
+    control.default = state(Phase.READY)
     node.script = lambda _: running(ready=True)
     await ready(admin, namespace)
 

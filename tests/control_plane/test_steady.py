@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from hpu_operator.kube.kinds import INFERENCE, LEASE, POD, SERVICE, STATEFUL_SET
-from hpu_operator.runtime.status_writer import PROGRESS_SECONDS
+from hpu_operator.runtime.outputs.status_writer import PROGRESS_SECONDS
 from tests.cluster.handle import ControlPlane
 from tests.control_plane.admin import USER_AGENT, Admin
 from tests.control_plane.audit import Audit, audit_once_settled
@@ -22,7 +22,7 @@ from tests.control_plane.conftest import OperatorHandle, inference
 from tests.control_plane.looks import condition, eventually, pods_of, ready, reason
 from tests.control_plane.nodes import TestNode, waiting
 from tests.control_plane.operator_process import process
-from tests.control_plane.scripted_ranks import ScriptedRanks
+from tests.control_plane.scripted_control import ScriptedControl
 
 STEADY_SECONDS = float(os.environ.get("HPU_STEADY_SECONDS", "15"))
 """The full measurement of five minutes is `HPU_STEADY_SECONDS=300`."""
@@ -77,25 +77,25 @@ async def test_an_operator_killed_at_any_moment_of_a_rollout_restarts_nothing_tw
     admin: Admin,
     namespace: str,
     node: TestNode,
-    ranks: ScriptedRanks,
+    control: ScriptedControl,
     operator: OperatorHandle,
     tmp_path: Path,
 ) -> None:
     """Killed after ever longer times while three groups roll: each pod is replaced exactly once, and it ends well."""
     log = tmp_path / "operator.log"
-    async with process(operator, ranks, log):
+    async with process(operator, control, log):
         await admin.create(INFERENCE, namespace, inference(replicas=3))
         await ready(admin, namespace)
     first = set((await pods_of(admin, namespace)).values())
     await admin.merge(INFERENCE, namespace, "smol", {"spec": {"engine": {"maxNumSeqs": 8}}})
     for milliseconds in (50, 400, 900):
-        async with process(operator, ranks, log) as running:
+        async with process(operator, control, log) as running:
             await eventually("at work", lambda: acted(log))
             await asyncio.sleep(milliseconds / 1000)
             running.send_signal(signal.SIGKILL)
             await running.wait()
         log.write_bytes(b"")
-    async with process(operator, ranks, log):
+    async with process(operator, control, log):
         await ready(admin, namespace, generation=2)
     ever = set(node.incarnations)
     assert len(ever - first) == 3, f"pods made by the rollout: {[node.incarnations[uid] for uid in ever - first]}"
@@ -103,14 +103,14 @@ async def test_an_operator_killed_at_any_moment_of_a_rollout_restarts_nothing_tw
 
 
 async def test_the_process_is_small_and_says_how_it_is(
-    admin: Admin, namespace: str, node: TestNode, ranks: ScriptedRanks, operator: OperatorHandle, tmp_path: Path
+    admin: Admin, namespace: str, node: TestNode, control: ScriptedControl, operator: OperatorHandle, tmp_path: Path
 ) -> None:
     """Resident memory with fifty objects, and what health and metrics answer meanwhile."""
     word = "s3cr3t-w0rd"
     env = {"env": [{"name": "TOKEN", "value": word}]}
     for number in range(50):
         await admin.create(INFERENCE, namespace, inference(f"smol-{number}", pod=env))
-    async with process(operator, ranks, tmp_path / "log") as running, aiohttp.ClientSession() as web:
+    async with process(operator, control, tmp_path / "log") as running, aiohttp.ClientSession() as web:
         for number in range(50):
             await ready(admin, namespace, f"smol-{number}")
         status = Path(f"/proc/{running.pid}/status").read_text()
@@ -169,15 +169,15 @@ async def test_progress_is_written_at_most_every_ten_seconds(
     admin: Admin,
     namespace: str,
     node: TestNode,
-    ranks: ScriptedRanks,
+    control: ScriptedControl,
     operator: OperatorHandle,
 ) -> None:
     from hpu_engine.contract import Phase
     from tests.control_plane.nodes import running
-    from tests.control_plane.scripted_ranks import state
+    from tests.control_plane.scripted_control import state
 
     node.script = lambda _: running(ready=False)
-    ranks.default = state(Phase.WARMING_UP, done=0, total=100)
+    control.default = state(Phase.WARMING_UP, done=0, total=100)
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
     await reason(admin, namespace, "WarmingUp")
@@ -190,13 +190,13 @@ async def test_progress_is_written_at_most_every_ten_seconds(
         return next((later for later in received() if later > moment), None)
 
     for done in range(1, 100):
-        ranks.default = state(Phase.WARMING_UP, done=done, total=100)
+        control.default = state(Phase.WARMING_UP, done=done, total=100)
         await asyncio.sleep(0.5)
         if len(received()) >= 2:
             break
     *_, before, last = received()
     assert (last - before).total_seconds() > PROGRESS_SECONDS / 2, "either may have been on its way for a while"
-    ranks.default = state(Phase.READY)
+    control.default = state(Phase.READY)
     node.script = lambda _: running(ready=True)
     await ready(admin, namespace)
     transition = await eventually("the transition in the log", lambda: next_after(last))

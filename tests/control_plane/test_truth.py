@@ -13,7 +13,7 @@ from tests.control_plane.admin import Admin
 from tests.control_plane.conftest import OperatorHandle, inference
 from tests.control_plane.looks import condition, eventually, ready, reason
 from tests.control_plane.nodes import TestNode, ended, pod_status, running, waiting
-from tests.control_plane.scripted_ranks import ScriptedRanks, state
+from tests.control_plane.scripted_control import ScriptedControl, state
 
 EVENTS = Kind("", "v1", "events", "Event")
 QUOTAS = Kind("", "v1", "resourcequotas", "ResourceQuota")
@@ -132,10 +132,10 @@ async def test_a_quota_that_refuses_pods_is_told(
 
 
 async def test_an_unreachable_control_endpoint_is_no_failure_and_no_restart(
-    admin: Admin, namespace: str, node: TestNode, ranks: ScriptedRanks, operator: OperatorHandle
+    admin: Admin, namespace: str, node: TestNode, control: ScriptedControl, operator: OperatorHandle
 ) -> None:
     node.script = lambda _: running(ready=False, started="2026-11-30T12:00:00Z")
-    ranks.default = None
+    control.default = None
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
     told = await reason(admin, namespace, "ControlUnreachable")
@@ -147,14 +147,14 @@ async def test_an_unreachable_control_endpoint_is_no_failure_and_no_restart(
 
 
 async def test_a_start_up_that_does_not_move_is_stalled(
-    admin: Admin, namespace: str, node: TestNode, ranks: ScriptedRanks, operator: OperatorHandle
+    admin: Admin, namespace: str, node: TestNode, control: ScriptedControl, operator: OperatorHandle
 ) -> None:
     node.script = lambda _: running(ready=False)
-    ranks.default = state(Phase.LOADING)
+    control.default = state(Phase.LOADING)
     await operator.start()
     await admin.create(INFERENCE, namespace, inference())
     await reason(admin, namespace, "Loading")
-    ranks.default = state(Phase.LOADING, idle_seconds=130)
+    control.default = state(Phase.LOADING, idle_seconds=130)
     assert "Loading has not moved for 2 minutes" in (await reason(admin, namespace, "Stalled"))["message"]
 
 

@@ -13,7 +13,8 @@ from hpu_engine.planning.shapes.limits import Kind, StepLimits
 from hpu_engine.scheduling.kv_blocks import BlockPool
 from hpu_engine.scheduling.request import Request
 from hpu_engine.scheduling.sampling_params import SamplingParams
-from hpu_engine.scheduling.scheduler import Limits, RequestRefused, Row, Scheduler, Step
+from hpu_engine.scheduling.scheduler import Limits, RequestRefused, Scheduler, Step
+from hpu_engine.step.input import RowInput, StepInput, input_of
 from hpu_engine.step.shapes import (
     MOST_SHAPES,
     SCORED_AT_ONCE,
@@ -23,7 +24,6 @@ from hpu_engine.step.shapes import (
     Recipe,
     ShapeMap,
     StepShapes,
-    Variant,
 )
 from tests.core.simulated_model import SimulatedModel
 from tests.planning.recipe_comparison import reference_cost
@@ -38,7 +38,6 @@ PARAMS = (
     SamplingParams(temperature=0.0, min_tokens=1),
     SamplingParams(temperature=0.0, logit_bias={1: 2.0}),
 )
-PLAIN = PARAMS[:2]
 
 
 @st.composite
@@ -80,7 +79,7 @@ def steps_of(limits: StepLimits, requests: list[Request], check: ShapeMap) -> li
     model, made = SimulatedModel(limits.block_size), []
     while scheduler.has_work:
         step = scheduler.schedule()
-        made.append((step, check.of(step)))
+        made.append((step, check.of(input_of(step.rows, limits.block_size))))
         scheduler.commit(step, model.run(step), [()] * len(step.rows))
     return made
 
@@ -110,15 +109,8 @@ def test_every_step_of_any_scheduler_runs_in_buckets_that_hold_it(
         assert not singles, "rows are left over"
         emitting = [row for row in step.rows if row.emits]
         assert shapes.outputs.count == len(emitting) <= shapes.outputs.padded
-        assert shapes.is_greedy == all(is_plain(row) for row in emitting)
         assert sum(piece.count for piece in shapes.scores) == sum(row.scores for row in step.rows)
         assert all(0 < piece.count <= piece.padded for piece in shapes.scores)
-
-
-def is_plain(row: Row) -> bool:
-    """Whether a row's token is just its largest logit: it was made from one of the plain parameters."""
-    names = [name for name in row.request.params.__struct_fields__ if name not in FREE]
-    return any(all(getattr(row.request.params, name) == getattr(own, name) for name in names) for own in PLAIN)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -141,7 +133,7 @@ def test_an_empty_step_runs_nothing() -> None:
     limits = StepLimits(64, 4, 32, 8, 10)
     buckets = plan_buckets(limits, reference_cost(8), NOTHING_KNOWN, recipes=20)
     for shape_map in (ShapeMap(8), ShapeMap(8, buckets)):
-        shapes = shape_map.of(Step(()))
+        shapes = shape_map.of(StepInput())
         assert list(shapes.recipes()) == []
         assert str(shapes) == ""
 
@@ -149,12 +141,8 @@ def test_an_empty_step_runs_nothing() -> None:
 def test_rows_whose_shared_blocks_exceed_every_bucket_are_run_in_several_calls() -> None:
     limits = StepLimits(64, 4, 32, 8, kv_blocks=10)
     buckets = plan_buckets(limits, reference_cost(8), NOTHING_KNOWN, recipes=20)
-    rows = []
-    for number in range(4):
-        request = Request(str(number), [0] * 60, SamplingParams(), seed=0)
-        request.blocks = [1, 2, 3, 4, 5, 6, 7, 8]
-        rows.append(Row(request, context_len=59, new_len=1, emits=True))
-    calls = ShapeMap(8, buckets).of(Step(tuple(rows))).singles
+    row = RowInput([0], [1, 2, 3, 4, 5, 6, 7, 8], context_len=59, emits=True)
+    calls = ShapeMap(8, buckets).of(StepInput((row,) * 4)).singles
     assert [call.count for call in calls] == [1, 1, 1, 1]
     assert all(call.size[1] >= 8 for call in calls)
 
@@ -169,8 +157,6 @@ def test_a_recipe_is_counted_once_and_only_after_warm_up() -> None:
     seen.see([other, other])
     seen.see([other])
     assert seen.after_warm_up == 1
-    seen.see([Recipe(Kind.SAMPLER, (4, 0), variant) for variant in (Variant.GREEDY, Variant.GENERAL)])
-    assert seen.after_warm_up == 3
 
 
 def test_what_is_remembered_and_what_is_said_is_bounded() -> None:
@@ -180,6 +166,6 @@ def test_what_is_remembered_and_what_is_said_is_bounded() -> None:
     assert seen.after_warm_up == MOST_SHAPES
     nothing = Fit(0, (0, 0))
     many = tuple(Fit(number, (number, number)) for number in range(1, 500))
-    assert len(str(StepShapes(nothing, many, (), nothing, (), is_greedy=True))) == WORDS_LIMIT
-    same = StepShapes(Fit(9, (16, 0)), (Fit(4, (8, 2)),) * 3, (), nothing, (), is_greedy=True)
+    assert len(str(StepShapes(nothing, many, (), nothing, ()))) == WORDS_LIMIT
+    same = StepShapes(Fit(9, (16, 0)), (Fit(4, (8, 2)),) * 3, (), nothing, ())
     assert str(same) == "flat 16 tokens; 3 x prefill 8 tokens + 2 blocks"

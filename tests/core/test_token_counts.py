@@ -11,23 +11,23 @@ from hpu_engine.scheduling.kv_blocks import BlockPool
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Limits, Scheduler
 from hpu_engine.scheduling.token_counts import TokenCounts
-from hpu_engine.step.batch import Batch
-from hpu_engine.step.loop import StepLoop
-from hpu_engine.step.padded_batch import PaddedBatch
+from hpu_engine.step.input import StepInput
+from hpu_engine.step.loop import StepLoop, TakeScores
+from hpu_engine.step.shapes import FirstSeen, ShapeMap, StepShapes
 from hpu_engine.wire.messages import Submit
 
 
 class Runner:
     """Every token is as likely as every other."""
 
-    vocab = 30
-    block_size = 4
+    vocab, block_size = 30, 4
 
-    def hidden(self, batch: Batch | PaddedBatch) -> Tensor:
-        return torch.zeros(batch.num_tokens, 1)
+    def __init__(self) -> None:
+        self.shapes, self.first_seen = ShapeMap(self.block_size), FirstSeen()
+        self.shape: str | None = None
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return torch.zeros(hidden.shape[0], self.vocab)
+    def run(self, step: StepInput, shapes: StepShapes, take_scores: TakeScores) -> Tensor:
+        return torch.zeros(shapes.outputs.count, self.vocab)
 
 
 def test_counts_begin_with_the_prompt_and_follow_the_output() -> None:

@@ -42,7 +42,7 @@ def test_every_label_and_annotation_is_on_the_page_and_the_page_has_no_other() -
     pod = desired.stateful_set(OWNER, GroupId(0, REVISION, 0), RECORD)["spec"]["template"]["metadata"]
     metadata = [child["metadata"] for child in children()] + [pod]
     keys = {key for item in metadata for part in ("labels", "annotations") for key in item.get(part, {})}
-    keys.add(names.LEFT_SERVICE_ANNOTATION)
+    keys |= {names.LEFT_SERVICE_ANNOTATION, names.COMPLETED_ANNOTATION}
     on_the_page = set(re.findall(r"`((?:serving\.hpu\.dev|app\.kubernetes\.io)/[a-z-]+)`", PAGE))
     assert on_the_page == keys
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import pytest
+
+from hpu_engine.planning.cards import Processor
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.settings.engine import EngineConfig
 from hpu_engine.wire.messages import Submit
+from hpu_engine.worker import start_up
 from hpu_engine.worker.start_up import Rank, open_rank
 
+NARROW = Processor(bfloat16=True)
+"""A processor on which bfloat16 is computed as such."""
 
-def open_quietly(config: EngineConfig) -> Rank:
-    """Loaded, not warmed: tests choose their own shapes."""
-    return open_rank(config, lambda _progress: None)
+
+def open_quietly(config: EngineConfig, processor: Processor | None = None) -> Rank:
+    """Loaded, not warmed: tests choose their own shapes. `processor`: settled as on that one."""
+    with pytest.MonkeyPatch.context() as patch:
+        if processor is not None:
+            patch.setattr(start_up, "read_processor", lambda: processor)
+        return open_rank(config, lambda _progress: None)
 
 
 def run_together(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from hpu_engine.server.requests.jobs import sample_seed
+from hpu_engine.server.requests.sequence_request import sample_seed
 from hpu_engine.worker import main as worker
 from hpu_engine.worker.threads import apply_thread_policy
 
@@ -27,8 +27,8 @@ def break_the_sampler() -> None:
     setattr(loop, "sample", sample_or_raise)  # noqa: B010  # the loop's own name for it
 
 
-def apply_policy_and_break_the_sampler() -> bool:
-    in_time = apply_thread_policy()
+def apply_policy_and_break_the_sampler(pod_workers: int) -> bool:
+    in_time = apply_thread_policy(pod_workers)
     break_the_sampler()
     return in_time
 

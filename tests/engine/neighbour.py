@@ -56,9 +56,8 @@ def main() -> None:
     import torch
 
     from hpu_engine.settings.engine import EngineConfig
-    from hpu_engine.step.batch import build_batch
     from hpu_engine.worker.start_up import open_rank
-    from tests.engine.rows import rows_of
+    from tests.engine.rows import rows_of, run_step
     from tests.models.smollm2 import smollm2
 
     blocks = max(chosen.rows) * (chosen.context // 128 + 2)
@@ -68,13 +67,13 @@ def main() -> None:
     print(f"{torch.get_num_threads()} threads, load before the start {os.getloadavg()[0]:.1f}")
     with torch.inference_mode():
         for count in chosen.rows:
-            batch = build_batch(rows_of(count, chosen.context, 1, rank.runner.block_size), rank.runner.block_size)
+            step = rows_of(count, chosen.context, 1, rank.runner.shapes.block_size)
             quiet: list[float] = []
             beside: list[float] = []
             for _ in range(TURNS):
-                quiet += wall_milliseconds(lambda batch=batch: rank.runner.execute(batch), STEPS_PER_TURN)  # type: ignore[misc]
+                quiet += wall_milliseconds(lambda step=step: run_step(rank.runner, step), STEPS_PER_TURN)  # type: ignore[misc]
                 with busy_neighbour():
-                    beside += wall_milliseconds(lambda batch=batch: rank.runner.execute(batch), STEPS_PER_TURN)  # type: ignore[misc]
+                    beside += wall_milliseconds(lambda step=step: run_step(rank.runner, step), STEPS_PER_TURN)  # type: ignore[misc]
             before, after = statistics.median(quiet), statistics.median(beside)
             asked = f" (asked for: at most {ASKED[count]})" if count in ASKED else ""
             ratio = f"ratio {after / before:.2f}{asked}"

@@ -21,18 +21,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as a worker sets it
 
 import torch
 
-from hpu_engine.model.attention import _FusedChunk
-from hpu_engine.model.kv_cache import LayerCache
-from hpu_engine.model.runner import ModelRunner
-from hpu_engine.model.step_ops import StepOps
+from hpu_engine.device.cpu.attention import _FusedChunk
+from hpu_engine.device.cpu.device import CpuDevice
+from hpu_engine.device.cpu.kv_cache import LayerPages
+from hpu_engine.device.cpu.torch_ops import CpuOps
+from hpu_engine.model import runner as runner_module
 from hpu_engine.model.transformer import DenseMlp, FusedMlp, Layer, Transformer
 from hpu_engine.scheduling.sampling_params import SamplingParams
+from hpu_engine.scheduling.scheduler import Step
 from hpu_engine.settings.engine import EngineConfig
-from hpu_engine.step.batch import Batch, build_batch
+from hpu_engine.step import loop as loop_module
+from hpu_engine.step.batch import build_batch
+from hpu_engine.step.input import input_of
 from hpu_engine.step.sampler import Draw, sample
 from hpu_engine.wire.messages import Submit
 from hpu_engine.worker.start_up import Rank, open_rank
-from tests.engine.rows import GREEDY, rows_of
+from tests.engine.rows import GREEDY, rows_of, run_step
 from tests.models.smollm2 import smollm2
 
 
@@ -58,7 +62,6 @@ class Parts:
             embedding=self.timed("embedding", transformer.embedding),
             lm_head=self.timed("lm head", transformer.lm_head),
             layers=tuple(self._layer(layer) for layer in transformer.layers),
-            ops=self._ops(transformer.ops),
         )
 
     def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,14 +76,14 @@ class Parts:
     def _layer(self, layer: Layer) -> Layer:
         mlp = layer.mlp
         if isinstance(mlp, DenseMlp):
-            mlp = DenseMlp(self.timed("gate and up", mlp.gate_up), self.timed("down", mlp.down), self._ops(mlp.ops))
+            mlp = DenseMlp(self.timed("gate and up", mlp.gate_up), self.timed("down", mlp.down), self.ops(mlp.ops))  # type: ignore[arg-type]
         else:
             mlp = self.timed("MLP" if isinstance(mlp, FusedMlp) else "experts", mlp)
         return replace(
             layer, qkv=self.timed("qkv", layer.qkv), output=self.timed("attention output", layer.output), mlp=mlp
         )
 
-    def _ops(self, ops: StepOps) -> StepOps:
+    def ops(self, ops: CpuOps) -> CpuOps:
         timed: Any = SimpleNamespace(
             add_norm=self.timed("norms", ops.add_norm),
             silu_mul=self.timed("gates", ops.silu_mul),
@@ -101,18 +104,20 @@ class Parts:
         return timed  # type: ignore[no-any-return]
 
 
-def print_parts(rank: Rank, batch: Batch, repeats: int) -> None:
+def print_parts(rank: Rank, step: Step, repeats: int) -> None:
     parts = Parts(rank.runner.transformer)
-    runner = ModelRunner(parts.transformer, rank.runner.caches, rank.device)
+    runner = replace(rank.runner, transformer=parts.transformer)
+    assert isinstance(rank.device, CpuDevice)
     with (
+        patch.object(rank.device, "_ops", parts.ops(rank.device.ops)),
         patch.object(_FusedChunk, "attend", parts.timed("attention of chunks", _FusedChunk.attend)),
-        patch.object(LayerCache, "clear", parts.timed("KV clearing", LayerCache.clear)),
+        patch.object(LayerPages, "clear", parts.timed("KV clearing", LayerPages.clear)),
     ):
-        runner.execute(batch)
+        run_step(runner, step)
         parts.seconds.clear()
         started = time.thread_time()
         for _ in range(repeats):
-            runner.execute(batch)
+            run_step(runner, step)
         whole = (time.thread_time() - started) / repeats * 1000
     own = {name: seconds / repeats * 1000 for name, seconds in parts.seconds.items()}
     own["between them"] = whole - sum(own.values())
@@ -147,7 +152,8 @@ def print_scheduling(rank: Rank, rows: int) -> None:
     with (
         patch.object(scheduler, "schedule", counted(scheduler.schedule)),
         patch.object(scheduler, "commit", counted(scheduler.commit)),
-        patch.object(loop, "_batch", counted(loop._batch)),
+        patch.object(loop_module, "input_of", counted(input_of)),
+        patch.object(runner_module, "build_batch", counted(build_batch)),
     ):
         for _ in range(10):
             spent[0] = 0.0
@@ -184,11 +190,11 @@ def main() -> None:
     started = time.process_time()
     rank = open_rank(config, lambda _: None)
     print(f"loading took {time.process_time() - started:.1f} s of CPU time")
-    size = rank.runner.block_size
+    size = rank.runner.shapes.block_size
 
     def step(count: int, context: int, new: int) -> Callable[[], object]:
         work = rows_of(count, context, new, size)
-        return lambda: rank.runner.execute(build_batch(work, size))
+        return lambda: run_step(rank.runner, work)
 
     for name, run in {
         f"{chosen.rows} rows decoding": step(chosen.rows, chosen.context, 1),
@@ -204,7 +210,7 @@ def main() -> None:
         "a chunk of 256": rows_of(1, 0, 256, size),
     }.items():
         print(f"parts of {name}")
-        print_parts(rank, build_batch(work, size), chosen.repeats)
+        print_parts(rank, work, chosen.repeats)
     print_scheduling(rank, most)
     logits = torch.randn(chosen.rows, rank.runner.vocab)
     for name, params in {

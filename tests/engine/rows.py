@@ -1,12 +1,29 @@
-"""Steps of made-up requests for what measures steps."""
+"""Steps of made-up requests, and what a step is made into."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from hpu_engine.device.cpu.device import CpuDevice
+from hpu_engine.model.runner import ModelRunner
 from hpu_engine.scheduling.request import Request
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Row, Step
+from hpu_engine.step.batch import Batch, build_batch
+from hpu_engine.step.input import input_of
 
 GREEDY = SamplingParams(temperature=0.0)
+PUT = CpuDevice().put
+
+
+def batch_of(step: Step, block_size: int) -> Batch:
+    return build_batch(input_of(step.rows, block_size), block_size, PUT)
+
+
+def run_step(runner: ModelRunner, step: Step) -> Tensor:
+    """Logits [emitting rows, vocab] of a step that no scheduler made."""
+    given = input_of(step.rows, runner.shapes.block_size)
+    return runner.run(given, runner.shapes.of(given))
 
 
 def rows_of(count: int, context_len: int, new_len: int, block_size: int) -> Step:

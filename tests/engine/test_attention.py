@@ -8,26 +8,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAttention
-from hpu_engine.model.kv_cache import LayerCache
-from hpu_engine.model.single_attention import FusedPages, SingleRows
-from hpu_engine.model.step_ops import TORCH_OPS, Singles, StepOps, TorchOps
+from hpu_engine.device.base import AttentionShape
+from hpu_engine.device.cpu.attention import AttentionStep, ExactAttention
+from hpu_engine.device.cpu.kv_cache import LayerPages
+from hpu_engine.device.cpu.single_attention import FusedPages, SingleRows
+from hpu_engine.device.cpu.torch_ops import TORCH_OPS, CpuOps, Singles, TorchOps
 from hpu_engine.scheduling.request import Request
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Row, Step
-from hpu_engine.step.batch import build_batch
+from tests.engine.rows import batch_of
 
 BLOCK, PAGES, KV_HEADS, GROUP, DIM = 4, 60, 2, 3, 8
 SHAPE = AttentionShape(KV_HEADS * GROUP, KV_HEADS, DIM, DIM**-0.5)
 
 
 class FusedOps(TorchOps):
-    def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
+    def singles(self, tables: Tensor, lens: Tensor, cache: LayerPages, group: int) -> Singles:
         return FusedPages(tables, lens, cache) if tables.numel() else super().singles(tables, lens, cache, group)
 
 
 class KeysFirstOps(TorchOps):
-    def singles(self, tables: Tensor, lens: Tensor, cache: LayerCache, group: int) -> Singles:
+    def singles(self, tables: Tensor, lens: Tensor, cache: LayerPages, group: int) -> Singles:
         return SingleRows(tables, lens, cache, group, group, keys_first=True)
 
 
@@ -44,17 +45,17 @@ def textbook(q: Tensor, keys: Tensor, values: Tensor, context_len: int) -> Tenso
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).reshape(q.shape[0], -1)
 
 
-def check(rows: list[tuple[int, int]], tables: list[list[int]], exact: bool, ops: StepOps = TORCH_OPS) -> None:
+def check(rows: list[tuple[int, int]], tables: list[list[int]], exact: bool, ops: CpuOps = TORCH_OPS) -> None:
     """`rows` are (context_len, new_len); every table holds enough pages for its row."""
     step_rows = []
     for (context_len, new_len), table in zip(rows, tables, strict=True):
         request = Request("r", [1] * (context_len + new_len), SamplingParams(), seed=0)
         request.blocks = table
         step_rows.append(Row(request, context_len, new_len, emits=True))
-    batch = build_batch(Step(tuple(step_rows)), BLOCK)
+    batch = batch_of(Step(tuple(step_rows)), BLOCK)
     generator = torch.Generator().manual_seed(len(rows) + sum(map(sum, rows)))
     page_shape = (PAGES, KV_HEADS, BLOCK, DIM)
-    cache = LayerCache(torch.randn(page_shape, generator=generator), torch.randn(page_shape, generator=generator))
+    cache = LayerPages(torch.randn(page_shape, generator=generator), torch.randn(page_shape, generator=generator))
     q = torch.randn(batch.num_tokens, KV_HEADS * GROUP, DIM, generator=generator)
     keys, values = (torch.randn(batch.num_tokens, KV_HEADS, DIM, generator=generator) for _ in range(2))
     attention = AttentionStep(SHAPE, batch, cache, torch.float32, ExactAttention(4, 8) if exact else None, ops=ops)
@@ -83,7 +84,7 @@ def check(rows: list[tuple[int, int]], tables: list[list[int]], exact: bool, ops
     ops=st.sampled_from(WAYS),
 )
 def test_any_mixture_of_rows_equals_the_textbook(
-    rows: list[tuple[int, int]], order: object, exact: bool, ops: StepOps
+    rows: list[tuple[int, int]], order: object, exact: bool, ops: CpuOps
 ) -> None:
     pages = list(range(1, PAGES))
     order.shuffle(pages)  # type: ignore[attr-defined]
@@ -102,13 +103,13 @@ def test_any_mixture_of_rows_equals_the_textbook(
         pytest.param([[1, 2, 3], [1, 4], [5]], id="first-page-shared"),
     ],
 )
-def test_singles_wherever_their_pages_lie(tables: list[list[int]], ops: StepOps) -> None:
+def test_singles_wherever_their_pages_lie(tables: list[list[int]], ops: CpuOps) -> None:
     check([(9, 1), (5, 1), (2, 1)], tables, exact=False, ops=ops)
 
 
 def test_no_rows_at_all_is_legal() -> None:
-    cache = LayerCache(torch.zeros(3, KV_HEADS, BLOCK, DIM), torch.zeros(3, KV_HEADS, BLOCK, DIM))
-    attention = AttentionStep(SHAPE, build_batch(Step(()), BLOCK), cache, torch.float32, None)
+    cache = LayerPages(torch.zeros(3, KV_HEADS, BLOCK, DIM), torch.zeros(3, KV_HEADS, BLOCK, DIM))
+    attention = AttentionStep(SHAPE, batch_of(Step(()), BLOCK), cache, torch.float32, None, ops=TORCH_OPS)
     attention.write(cache, torch.zeros(0, KV_HEADS, DIM), torch.zeros(0, KV_HEADS, DIM))
     assert attention.attend(torch.zeros(0, KV_HEADS * GROUP, DIM), cache).shape == (0, KV_HEADS * GROUP * DIM)
 
@@ -116,13 +117,13 @@ def test_no_rows_at_all_is_legal() -> None:
 @pytest.mark.parametrize("ops", WAYS, ids=WAY_NAMES)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_reads_no_page_of_another(exact: bool, dtype: torch.dtype, ops: StepOps) -> None:
+def test_a_row_reads_no_page_of_another(exact: bool, dtype: torch.dtype, ops: CpuOps) -> None:
     """The first row's numbers are broken, and so are those of pages that nobody has now."""
     long, short = (Request(name, [1] * 10, SamplingParams(), seed=0) for name in ("long", "short"))
     long.blocks, short.blocks = [2, 3, 5], [4]
-    batch = build_batch(Step((Row(long, 9, 1, emits=True), Row(short, 2, 1, emits=True))), BLOCK)
+    batch = batch_of(Step((Row(long, 9, 1, emits=True), Row(short, 2, 1, emits=True))), BLOCK)
     generator = torch.Generator().manual_seed(0)
-    cache = LayerCache(*(torch.randn(PAGES, KV_HEADS, BLOCK, DIM, generator=generator).to(dtype) for _ in range(2)))
+    cache = LayerPages(*(torch.randn(PAGES, KV_HEADS, BLOCK, DIM, generator=generator).to(dtype) for _ in range(2)))
     q = torch.randn(2, KV_HEADS * GROUP, DIM, generator=generator).to(dtype)
     attention = AttentionStep(SHAPE, batch, cache, dtype, ExactAttention(4, 8) if exact else None, ops=ops)
     whole = attention.attend(q, cache)

@@ -10,7 +10,7 @@ from hpu_engine.scheduling.kv_blocks import SCRATCH_BLOCK
 from hpu_engine.scheduling.request import Request
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Row, Step
-from hpu_engine.step.batch import build_batch
+from tests.engine.rows import batch_of
 
 
 @st.composite
@@ -32,7 +32,7 @@ def steps(draw: st.DrawFn) -> tuple[Step, int]:
 @given(steps())
 def test_every_index_is_what_it_says(case: tuple[Step, int]) -> None:
     step, size = case
-    batch = build_batch(step, size)
+    batch = batch_of(step, size)
     ordered = [row for row in step.rows if row.new_len > 1] + [row for row in step.rows if row.new_len == 1]
     token_ids, positions, slots, last = [], [], [], {}
     for row in ordered:

@@ -13,12 +13,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hpu_engine.device.cpu import device as cpu
-from hpu_engine.device.cpu.exact_rows import EDGES, RowClass, exact_linear, find_row_class
+from hpu_engine.device.cpu.exact_rows import EDGES, ExactLinear, RowClass, find_row_class
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.settings.engine import EngineConfig
 from hpu_engine.worker.start_up import Rank
-from tests.engine.direct import open_quietly
+from tests.engine.direct import NARROW, open_quietly
 from tests.engine.trace import Asked, Schedule, first_difference, one_at_a_time, random_trace, replay
 from tests.models.smollm2 import smollm2
 from tests.models.tiny import tiny
@@ -30,17 +29,9 @@ VOCAB = 320
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def rank(request: pytest.FixtureRequest) -> Rank:
     """A tiny model, computed in the type itself even where the device would widen it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "multiplies_bfloat16", lambda: True)
-        opened = open_quietly(
-            EngineConfig(
-                model=str(tiny("llama", dtype=request.param)),
-                dtype=request.param,
-                block_size=BLOCK,
-                num_kv_blocks=40,
-                exact=True,
-            )
-        )
+    path = str(tiny("llama", dtype=request.param))
+    config = EngineConfig(model=path, dtype=request.param, block_size=BLOCK, num_kv_blocks=40, exact=True)
+    opened = open_quietly(config, NARROW)
     assert opened.loaded.dtype == request.param
     return opened
 
@@ -146,7 +137,7 @@ def processor(boundaries: tuple[int, ...], weight: torch.Tensor) -> Callable[[to
 )
 def test_the_row_counts_that_are_treated_alike_are_found(boundaries: tuple[int, ...], expected: RowClass) -> None:
     assert find_row_class(partial(processor, boundaries), (64, 96), torch.float32) == expected
-    exactly = exact_linear(processor(boundaries, torch.randn(64, 96)), expected)
+    exactly = ExactLinear(processor(boundaries, torch.randn(64, 96)), expected)
     x = torch.randn(300, 96, generator=torch.Generator().manual_seed(2))
     whole = exactly(x)
     for count in (*EDGES[::5], 300):

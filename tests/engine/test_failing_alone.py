@@ -7,15 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from hpu_engine.device.cpu.kv_cache import LayerPages
 from hpu_engine.scheduling.kv_blocks import BlockPool
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Limits, Scheduler
 from hpu_engine.settings.engine import EngineConfig
 from hpu_engine.step import loop as loop_module
-from hpu_engine.step.batch import Batch
-from hpu_engine.step.loop import StepLoop
-from hpu_engine.step.padded_batch import PaddedBatch
+from hpu_engine.step.input import StepInput
+from hpu_engine.step.loop import StepLoop, TakeScores
 from hpu_engine.step.sampler import Draw, Sampled, SamplingFailed, sample
+from hpu_engine.step.shapes import FirstSeen, ShapeMap, StepShapes
 from hpu_engine.wire.messages import Submit
 from tests.engine.direct import open_quietly, run_together
 from tests.models.tiny import tiny
@@ -28,17 +29,20 @@ class Runner:
     """Logits that only say which rows there are."""
 
     vocab = VOCAB
-    block_size = BLOCK
 
     def __init__(self) -> None:
+        self.shapes, self.first_seen = ShapeMap(BLOCK), FirstSeen()
+        self.shape: str | None = None
         self.poison_row: int | None = None
 
-    def hidden(self, batch: Batch | PaddedBatch) -> Tensor:
-        return torch.zeros(batch.num_tokens, 1)
+    def run(self, step: StepInput, shapes: StepShapes, take_scores: TakeScores) -> Tensor:
+        for piece in shapes.scores:
+            take_scores(self._logits(piece.count), piece.count)
+        return self._logits(shapes.outputs.count)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        logits = torch.zeros(hidden.shape[0], VOCAB)
-        if self.poison_row is not None and self.poison_row < hidden.shape[0]:
+    def _logits(self, rows: int) -> Tensor:
+        logits = torch.zeros(rows, VOCAB)
+        if self.poison_row is not None and self.poison_row < rows:
             logits[self.poison_row] = float("nan")
         return logits
 
@@ -129,6 +133,7 @@ def test_numbers_that_a_broken_request_left_in_its_pages_reach_nobody(mode: dict
     params = SamplingParams(max_tokens=2 * BLOCK + 1, temperature=0.0)
     expected = run_together(rank, prompts, params)
     for cache in rank.runner.caches:
+        assert isinstance(cache, LayerPages)
         cache.keys[1:].fill_(float("nan"))
         cache.values[1:].fill_(float("nan"))
     rank.loop.scheduler.pool = BlockPool(20, BLOCK)

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpu_engine.contract import Phase
-from hpu_engine.device.cpu import device as cpu
+from hpu_engine.device.cpu.kv_cache import LayerPages
 from hpu_engine.model.moe import router
 from hpu_engine.model.moe.routing import Routing
-from hpu_engine.model.runner import ModelRunner
+from hpu_engine.model.transformer import Transformer
 from hpu_engine.planning.shapes.buckets import UncoveredShape
 from hpu_engine.planning.shapes.limits import Kind
-from hpu_engine.planning.shapes.warm_up import warm_up_order
+from hpu_engine.planning.shapes.warm_up_plan import warm_up_order
 from hpu_engine.scheduling.kv_blocks import SCRATCH_BLOCK, BlockPool
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Limits, Scheduler
 from hpu_engine.settings.engine import EngineConfig
-from hpu_engine.step.batch import Batch
-from hpu_engine.step.loop import StepLoop
-from hpu_engine.step.padded_batch import PaddedBatch
+from hpu_engine.step.loop import StepLoop, StepResult, _Scoring
+from hpu_engine.step.sampler import sample
 from hpu_engine.step.shapes import ShapeMap
 from hpu_engine.wire.messages import Progress, Submit
+from hpu_engine.worker import warm_up as warm_up_module
 from hpu_engine.worker.start_up import Rank
 from hpu_engine.worker.warm_up import run_buckets
-from tests.engine.direct import open_quietly, run_together
-from tests.engine.trace import Asked, Schedule, first_difference, one_at_a_time, random_trace, replay, shape_map
+from tests.engine.direct import NARROW, open_quietly, run_together
+from tests.engine.trace import (
+    Asked,
+    RecordingLoop,
+    Schedule,
+    first_difference,
+    one_at_a_time,
+    random_trace,
+    replay,
+    shape_map,
+)
 from tests.models.tiny import VOCAB_SIZE, tiny
 
 BLOCK, BLOCKS = 16, 40
@@ -46,9 +52,7 @@ SPARSE = [("ernie4_5_moe", "float32"), ("ernie4_5_moe", "bfloat16")]
 def opened(family: str, dtype: str = "float32", **settings: object) -> Rank:
     """Computed in the type itself even where the device would widen it."""
     config = EngineConfig(model=str(tiny(family, dtype=dtype)), dtype=dtype, block_size=BLOCK, num_kv_blocks=BLOCKS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "multiplies_bfloat16", lambda: True)
-        return open_quietly(msgspec.structs.replace(config, **settings))
+    return open_quietly(msgspec.structs.replace(config, **settings), NARROW)
 
 
 @pytest.fixture(scope="module", params=[*DENSE, *SPARSE], ids="-".join)
@@ -81,10 +85,12 @@ def test_padding_changes_no_bit(ranks: tuple[Rank, Rank], seed: int) -> None:
         assert unpadded.logprobs == found.logprobs
         assert unpadded.prompt_logprobs == found.prompt_logprobs
         for left, right in zip(exact.runner.caches, forced.runner.caches, strict=True):
-            assert torch.equal(left.keys[1:], right.keys[1:])
-            assert torch.equal(left.values[1:], right.values[1:])
-            assert not right.keys[SCRATCH_BLOCK].any()
-            assert not right.values[SCRATCH_BLOCK].any()
+            assert isinstance(left, LayerPages)
+            assert isinstance(right, LayerPages)
+            for own, padded in ((left.keys, right.keys), (left.values, right.values)):
+                assert torch.equal(own[1 : BLOCKS + 1], padded[1 : BLOCKS + 1])
+                assert not padded[SCRATCH_BLOCK].any()
+                assert not padded[BLOCKS + 1 :].any()
 
 
 def test_padding_changes_no_bit_of_compiled_kernels() -> None:
@@ -131,51 +137,60 @@ def _shapes(value: Any) -> Any:
     return value
 
 
-class WatchedRunner(ModelRunner):
-    """Records what runs on the device: the model and its head, not what the host makes of their results."""
+def on_host(recorder: Recorder, call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call` is a function of the host, which may be given any shape: what it does is not recorded."""
 
-    recorder = Recorder()
+    def unrecorded(*arguments: Any) -> Any:
+        recorder.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            return call(*arguments)
+        finally:
+            recorder.__enter__()  # type: ignore[no-untyped-call]
 
-    def hidden(self, batch: Batch | PaddedBatch) -> Tensor:
-        with self.recorder:
-            return super().hidden(batch)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        with self.recorder:
-            return super().logits(hidden)
-
-    def attend(self, batch: PaddedBatch) -> None:
-        with self.recorder:
-            super().attend(batch)
+    return unrecorded
 
 
 @pytest.mark.parametrize(
     ("family", "exact"), [("llama", False), ("llama", True), ("mixtral", False)], ids=["dense", "exact", "sparse"]
 )
-def test_no_operation_runs_in_a_shape_that_was_not_warm(family: str, exact: bool) -> None:
-    """Neither by the counter nor, operation by operation, in fact: whatever is sampled, scored, shared or preempted."""
+def test_no_operation_of_a_step_runs_in_a_shape_that_was_not_warm(
+    family: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the whole of `loop.step`, operation by operation, whatever is sampled, scored, shared or preempted; but for
+    the choice of tokens from finished logits, which is plain code of the host. The counter says the same.
+    """
     rank = opened(family, exact=exact, force_buckets=True)
-    runner = WatchedRunner(rank.runner.transformer, rank.runner.caches, rank.device)
-    watched = replace(rank, runner=runner)
     asked = random_trace(1, VOCAB_SIZE, BLOCK, count=8)
     tight = -(-max(len(one.prompt) + one.params.max_tokens for one in asked) // BLOCK)
+    recorder = Recorder()
     warm: set[str] = set()
+    step = StepLoop.step
 
-    def warm_up(loop: StepLoop) -> None:
-        assert loop.shapes.buckets is not None
-        runner.recorder.seen.clear()
-        run_buckets(runner, loop.shapes.buckets, loop.first_seen, lambda _progress: None)
+    def recorded(loop: StepLoop) -> StepResult:
+        with recorder:
+            return step(loop)
+
+    monkeypatch.setattr(StepLoop, "step", recorded)
+    monkeypatch.setattr(RecordingLoop, "_sample", on_host(recorder, RecordingLoop._sample))
+    monkeypatch.setattr(_Scoring, "take", on_host(recorder, _Scoring.take))
+    monkeypatch.setattr(warm_up_module, "sample", on_host(recorder, sample))
+
+    def warm_up(loop: RecordingLoop) -> None:
+        assert loop.runner.shapes.buckets is not None
+        recorder.seen.clear()
+        with recorder:
+            run_buckets(loop.runner, loop.runner.shapes.buckets, lambda _progress: None)
         warm.clear()
-        warm.update(runner.recorder.seen)
+        warm.update(recorder.seen)
 
     for schedule in (Schedule(BLOCK + 1, tight, force_buckets=True), Schedule(70, BLOCKS, force_buckets=True)):
-        found = replay(watched, asked, schedule, warm_up)
+        found = replay(rank, asked, schedule, warm_up)
         assert found.first_seen_shapes == 0
-        assert sorted(runner.recorder.seen - warm) == []
+        assert sorted(recorder.seen - warm) == []
         assert len(warm) > 100
-    unpadded = replay(watched, asked, Schedule(70, BLOCKS))
+    unpadded = replay(rank, asked, Schedule(70, BLOCKS))
     assert unpadded.first_seen_shapes > 0
-    assert runner.recorder.seen - warm, "without padding there is no new shape either, so nothing was tested"
+    assert recorder.seen - warm, "without padding there is no new shape either, so nothing was tested"
 
 
 def test_padding_rows_meet_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,7 +212,7 @@ def test_padding_rows_meet_no_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused is None
     assert rank.loop.step().num_tokens == 77
     assert set(loads) == {77 * moe.top_k}
-    buckets = rank.loop.shapes.buckets
+    buckets = rank.runner.shapes.buckets
     assert buckets is not None
     assert set(rows) == {buckets.find(Kind.FLAT, 77).size[0]}
     assert rows[0] > 77, "nothing was padded, so nothing was tested"
@@ -228,7 +243,7 @@ def test_every_bucket_of_the_plan_is_run_once_largest_first_and_told() -> None:
     rank = opened("llama", force_buckets=True)
     told: list[Progress] = []
     rank.warm_up(told.append)
-    buckets = rank.loop.shapes.buckets
+    buckets = rank.runner.shapes.buckets
     assert buckets is not None
     order = [str(bucket) for bucket in warm_up_order(buckets)]
     assert len(set(order)) == len(order)
@@ -244,34 +259,16 @@ def test_every_bucket_of_the_plan_is_run_once_largest_first_and_told() -> None:
     assert set(beat.bucket.split("; ")) <= set(order), "the heartbeat names buckets"
 
 
-def test_the_buckets_are_those_that_the_plan_of_the_configuration_prints() -> None:
-    settings: dict[str, Any] = {
-        "max_model_len": 512,
-        "max_num_seqs": 12,
-        "max_num_batched_tokens": 96,
-        "num_kv_blocks": BLOCKS,
-    }
-    rank = opened("llama", force_buckets=True, **settings)
-    flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    model = ["--model", str(tiny("llama")), "--weights", "float32", "--block-size", str(BLOCK)]
-    command = [sys.executable, "-m", "hpu_engine.cli", "plan", "--card", "cpu", "--json", *model, *flags]
-    planned = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["buckets"]
-    buckets = rank.loop.shapes.buckets
-    assert buckets is not None
-    assert planned.pop("recipes") == buckets.recipes
-    assert planned == {kind.value: [list(bucket.size) for bucket in buckets.of(kind)] for kind in Kind}
-
-
 def test_shapes_that_warm_up_left_out_are_counted_once_each() -> None:
     """Nothing was warm here, so the counter has to see every bucket that is used."""
     rank = opened("llama", force_buckets=True)
-    rank.loop.first_seen.end_warm_up()
+    rank.runner.first_seen.end_warm_up()
     run_together(rank, [[3] * 20], SamplingParams(max_tokens=1, temperature=0.0))
     assert rank.loop.heartbeat().first_seen_shapes == 3, "flat, prefill attention, sampler"
     run_together(rank, [[4] * 20], SamplingParams(max_tokens=1, temperature=0.0))
     assert rank.loop.heartbeat().first_seen_shapes == 3
     run_together(rank, [[5] * 20], SamplingParams(max_tokens=1, temperature=1.0))
-    assert rank.loop.heartbeat().first_seen_shapes == 4, "the other variant of the sampler"
+    assert rank.loop.heartbeat().first_seen_shapes == 3, "how a token is chosen is the host's business"
 
 
 def test_without_the_flag_own_shapes_are_counted() -> None:
@@ -289,7 +286,7 @@ def test_a_step_beyond_the_limits_of_the_buckets_names_its_shape() -> None:
     """No scheduler makes such a step; one with another budget than the buckets stands for a mistake of ours."""
     rank = opened("llama", force_buckets=True)
     wide = Scheduler(Limits(512, 8, 600), BlockPool(BLOCKS, BLOCK))
-    loop = StepLoop(wide, rank.runner, rank.loop.shapes)
+    loop = StepLoop(wide, rank.runner)
     assert loop.submit(Submit(request_id="a", prompt_token_ids=(3,) * 300, params=SamplingParams())) is None
     with pytest.raises(UncoveredShape, match=r"no flat bucket covers \(300, 0\)"):
         loop.step()
@@ -307,11 +304,11 @@ def test_the_shape_that_fails_is_known_afterwards(monkeypatch: pytest.MonkeyPatc
     def broken(*_: object) -> None:
         raise RuntimeError("the device failed")
 
-    monkeypatch.setattr(type(rank.runner), "hidden", broken)
+    monkeypatch.setattr(Transformer, "hidden", broken)
     assert rank.loop.submit(Submit(request_id="a", prompt_token_ids=(3,) * 30, params=SamplingParams())) is None
     with pytest.raises(RuntimeError):
         rank.loop.step()
-    buckets = rank.loop.shapes.buckets
+    buckets = rank.runner.shapes.buckets
     assert buckets is not None
     assert rank.loop.shape is not None
     assert rank.loop.shape.startswith(f"{buckets.find(Kind.FLAT, 30)}; {buckets.find(Kind.PREFILL, 30)}; ")

@@ -83,7 +83,8 @@ def test_smollm2_equals_transformers_alone_and_together() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "ernie4_5"])
 def test_tiny_models_of_every_dense_family_equal_transformers(family: str) -> None:
     path = str(tiny(family))
-    rank = open_quietly(EngineConfig(model=path, dtype="float32", num_kv_blocks=64, max_num_batched_tokens=96))
+    settings = {"block_size": 32, "num_kv_blocks": 256, "max_num_batched_tokens": 96}
+    rank = open_quietly(EngineConfig(model=path, dtype="float32", **settings))  # type: ignore[arg-type]
     asked = [[3 + (7 * number + 11 * i) % 300 for i in range(length)] for number, length in enumerate((1, 2, 127, 300))]
     reference = reference_of(path)
     for prompt, output in zip(asked, run_together(rank, asked, GREEDY), strict=True):

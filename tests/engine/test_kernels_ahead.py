@@ -36,7 +36,7 @@ OTHERWISE = {"bmi": "bmi1", "lzcnt": "abm", "sse3": "pni", "pclmul": "pclmulqdq"
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """That of the sources as they are."""
-    if build.AHEAD_NEEDS - build._instruction_sets():
+    if build.AHEAD_NEEDS - build.instruction_sets():
         pytest.skip("this processor has no AMX, or a part of what comes with it is hidden")
     if build.ahead_path().exists():
         return build.ahead_path()
@@ -90,9 +90,9 @@ def test_nothing_is_loaded_on_a_processor_that_lacks_an_instruction_set(
     (tmp_path / "kernels.so").touch()
     monkeypatch.setattr(build, "ahead_path", lambda: tmp_path / "kernels.so")
     monkeypatch.setattr(ctypes, "CDLL", refuse)
-    monkeypatch.setattr(build, "_instruction_sets", lambda: build.AHEAD_NEEDS - {lacking})
+    monkeypatch.setattr(build, "instruction_sets", lambda: build.AHEAD_NEEDS - {lacking})
     assert build.load_ahead(pytest.fail) is None
-    monkeypatch.setattr(build, "_instruction_sets", lambda: build.AHEAD_NEEDS)
+    monkeypatch.setattr(build, "instruction_sets", lambda: build.AHEAD_NEEDS)
     with pytest.raises(AssertionError, match="it is loaded"):
         build.load_ahead(pytest.fail)
 
@@ -113,7 +113,7 @@ def test_every_instruction_set_that_a_compiler_may_use_is_asked_for() -> None:
 def test_a_file_that_cannot_be_loaded_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kernels.so").write_bytes(b"half of a library")
     monkeypatch.setattr(build, "ahead_path", lambda: tmp_path / "kernels.so")
-    monkeypatch.setattr(build, "_instruction_sets", lambda: build.AHEAD_NEEDS)
+    monkeypatch.setattr(build, "instruction_sets", lambda: build.AHEAD_NEEDS)
     said: list[str] = []
     assert build.load_ahead(said.append) is None
     assert len(said) == 1
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_loaded_is_a_warning(tmp_path: Path, monkeypatch: 
 
 
 def test_compile_and_torch_s_kernels_exclude_each_other() -> None:
-    with pytest.raises(StartUpError, match=r"--compile builds .*, and --kernels torch forbids them") as refused:
+    with pytest.raises(StartUpError, match=r"--compile=true: builds .*, and kernels torch forbids them") as refused:
         kernels(compile=True, kernels="torch")
     assert refused.value.reason is FailureReason.USAGE
 

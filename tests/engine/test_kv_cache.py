@@ -8,9 +8,7 @@ import os
 import pytest
 import torch
 
-from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
-from hpu_engine.planning.model.description import read_model_description
-from tests.models.tiny import tiny
+from hpu_engine.device.cpu.kv_cache import allocate_kv_cache
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -27,14 +25,16 @@ def resident_bytes(tensor: torch.Tensor) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_block_nobody_wrote_is_zero_and_takes_no_memory(dtype: torch.dtype) -> None:
-    description = read_model_description(tiny("llama"))
-    block = kv_block_bytes(description, 128, dtype)
-    num_blocks = (512 << 20) // block
-    caches = allocate_kv_cache(description, num_blocks, 128, dtype)
+    layers, kv_heads, size, dim = 2, 2, 128, 16
+    page = 2 * layers * kv_heads * size * dim * dtype.itemsize
+    pages = (512 << 20) // page
+    caches = allocate_kv_cache(
+        layers=layers, pages=pages, kv_heads=kv_heads, block_size=size, head_dim=dim, dtype=dtype
+    )
     tensors = [tensor for cache in caches for tensor in (cache.keys, cache.values)]
-    assert sum(tensor.nbytes for tensor in tensors) == (num_blocks + 1) * block
+    assert sum(tensor.nbytes for tensor in tensors) == pages * page
     assert sum(map(resident_bytes, tensors)) < 32 << 20
     assert caches[0].keys.dtype == dtype
-    assert not caches[-1].values[num_blocks].any()
+    assert not caches[-1].values[pages - 1].any()
     caches[0].keys.fill_(1.0)
     assert resident_bytes(caches[0].keys) >= caches[0].keys.nbytes, "what is written is seen to take memory"

@@ -13,7 +13,7 @@ from hpu_engine.device.base import Linear
 from hpu_engine.device.cpu import linear_kernels
 from hpu_engine.device.cpu.device import ROWS_OF_ONE_THREAD, CpuDevice
 from hpu_engine.device.cpu.half_weights import fits_half
-from hpu_engine.device.cpu.linear_kernels import KERNELS, LinearKernels, packed, plain
+from hpu_engine.device.cpu.linear_kernels import KERNELS, LinearKernels, PlainLinear, packed
 
 
 def slower_by(seconds: float, built: list[str], name: str) -> linear_kernels.Kernel:
@@ -45,7 +45,7 @@ def test_the_fastest_kernel_is_found_once_per_shape(monkeypatch: pytest.MonkeyPa
 
 def test_a_weight_whose_digits_a_kernel_loses_gets_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def half_only(weight: Tensor, bias: Tensor | None) -> Linear | None:
-        return plain(weight.half().float(), bias) if fits_half(weight) else None
+        return PlainLinear(weight.half().float(), bias) if fits_half(weight) else None
 
     monkeypatch.setattr(linear_kernels, "KERNELS", (half_only, slower_by(0.001, [], "exact")))
     kernels = LinearKernels()

@@ -78,47 +78,49 @@ HI = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.mark.parametrize(
-    ("call", "named", "right"),
+    ("call", "name", "given", "right"),
     [
-        (lambda one: one.generate(5), "prompts is 5 (int)", 'generate("Hi")'),
-        (lambda one: one.generate({"prompt": "Hi"}), "prompts is {'prompt': 'Hi'} (dict)", 'generate("Hi")'),
-        (lambda one: one.generate([1, "Hi"]), "prompts[0] is 1 (int)", "generate([1, 2])"),
-        (lambda one: one.generate([1.5, 2.5]), "prompts[0] is 1.5 (float)", "generate([1, 2])"),
-        (lambda one: one.generate([True, False]), "prompts[0] is True (bool)", "generate([1, 2])"),
-        (lambda one: one.generate(["Hi", [1, "a"]]), "prompts[1] is [1, 'a'] (list)", "generate([1, 2])"),
-        (lambda one: one.generate([HI]), "prompts[0] is [{'role'", "generate([1, 2])"),
-        (lambda one: one.generate(b"Hi"), "prompts is b'Hi' (bytes)", 'generate("Hi")'),
-        (lambda one: one.generate(["Hi"], WORDS), "sampling_params is {'temperature': 0.0} (dict)", "SamplingParams("),
-        (lambda one: one.generate(["Hi"], [WORDS]), "sampling_params is [{'temperature'", "SamplingParams("),
-        (lambda one: one.generate("Hi", SamplingParams(seed="7")), "seed is '7' (str)", "int | None"),  # type: ignore[arg-type]
-        (lambda one: one.generate("Hi", stop=5), "stop is 5 (int)", 'stop="END"'),
-        (lambda one: one.generate("Hi", stop=["a", 5]), "stop is ['a', 5] (list)", 'stop="END"'),
-        (lambda one: one.chat("Hi"), "conversations is 'Hi' (str)", 'chat([{"role": "user", "content": "Hi"}])'),
-        (lambda one: one.chat(["Hi"]), "conversations[0] is 'Hi' (str)", 'chat([{"role"'),
-        (lambda one: one.chat(HI[0]), "conversations is {'role'", 'chat([{"role"'),
-        (lambda one: one.chat([*HI, HI]), "conversations[1] is [{'role'", 'chat([{"role"'),
-        (lambda one: one.chat([HI, HI[0]]), "conversations[1] is {'role'", 'chat([{"role"'),
-        (lambda one: one.chat([[{"content": "Hi"}]]), "conversations[0][0] is {'content'", 'chat([{"role"'),
+        (lambda one: one.generate(5), "prompts", "5 (int)", 'generate("Hi")'),
+        (lambda one: one.generate({"prompt": "Hi"}), "prompts", "{'prompt': 'Hi'} (dict)", 'generate("Hi")'),
+        (lambda one: one.generate([1, "Hi"]), "prompts[0]", "1 (int)", "generate([1, 2])"),
+        (lambda one: one.generate([1.5, 2.5]), "prompts[0]", "1.5 (float)", "generate([1, 2])"),
+        (lambda one: one.generate([True, False]), "prompts[0]", "True (bool)", "generate([1, 2])"),
+        (lambda one: one.generate(["Hi", [1, "a"]]), "prompts[1]", "[1, 'a'] (list)", "generate([1, 2])"),
+        (lambda one: one.generate([HI]), "prompts[0]", "[{'role'", "generate([1, 2])"),
+        (lambda one: one.generate(b"Hi"), "prompts", "b'Hi' (bytes)", 'generate("Hi")'),
+        (lambda one: one.generate(["Hi"], WORDS), "sampling_params", "{'temperature': 0.0} (dict)", "SamplingParams("),
+        (lambda one: one.generate(["Hi"], [WORDS]), "sampling_params", "[{'temperature'", "SamplingParams("),
+        (lambda one: one.generate("Hi", SamplingParams(seed="7")), "seed", "'7' (str)", "int | None"),  # type: ignore[arg-type]
+        (lambda one: one.generate("Hi", stop=5), "stop", "5 (int)", 'stop="END"'),
+        (lambda one: one.generate("Hi", stop=["a", 5]), "stop", "['a', 5] (list)", 'stop="END"'),
+        (lambda one: one.chat("Hi"), "conversations", "'Hi' (str)", 'chat([{"role": "user", "content": "Hi"}])'),
+        (lambda one: one.chat(["Hi"]), "conversations[0]", "'Hi' (str)", 'chat([{"role"'),
+        (lambda one: one.chat(HI[0]), "conversations", "{'role'", 'chat([{"role"'),
+        (lambda one: one.chat([*HI, HI]), "conversations[1]", "[{'role'", 'chat([{"role"'),
+        (lambda one: one.chat([HI, HI[0]]), "conversations[1]", "{'role'", 'chat([{"role"'),
+        (lambda one: one.chat([[{"content": "Hi"}]]), "conversations[0][0]", "{'content'", 'chat([{"role"'),
     ],
 )
 def test_an_argument_of_another_form_is_told_the_right_one(
-    llm: LLM, call: Callable[[Any], object], named: str, right: str
+    llm: LLM, call: Callable[[Any], object], name: str, given: str, right: str
 ) -> None:
     with pytest.raises(TypeError) as caught:
         call(llm)
-    assert str(caught.value).startswith(named)
-    assert right in str(caught.value).removeprefix(named)
+    told, _, got = str(caught.value).partition("; got ")
+    assert told.startswith(f"{name} must be ")
+    assert right in told
+    assert got.startswith(given)
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"exakt": True}, "exakt is no setting of LLM; did you mean exact?"),
-        ({"kv_cache_memory": 1}, "kv_cache_memory is no setting of LLM; did you mean kv_cache_memory_bytes?"),
-        ({"foo": 1}, "foo is no setting of LLM; the settings are device, dtype, max_model_len, "),
-        ({"max_model_len": "100"}, "max_model_len is '100' (str); right is int | None"),
-        ({"exact": 1}, "exact is 1 (int); right is bool"),
-        ({"block_size": None}, "block_size is None (NoneType); right is int"),
+        ({"exakt": True}, "LLM has no setting exakt; did you mean exact?"),
+        ({"kv_cache_memory": 1}, "LLM has no setting kv_cache_memory; did you mean kv_cache_memory_bytes?"),
+        ({"foo": 1}, "LLM has no setting foo; the settings are device, dtype, max_model_len, "),
+        ({"max_model_len": "100"}, "max_model_len must be int | None; got '100' (str)"),
+        ({"exact": 1}, "exact must be bool; got 1 (int)"),
+        ({"block_size": None}, "block_size must be int; got None (NoneType)"),
     ],
 )
 def test_a_setting_that_is_none_or_of_a_wrong_type_is_named(settings: dict[str, object], told: str) -> None:
@@ -128,8 +130,16 @@ def test_a_setting_that_is_none_or_of_a_wrong_type_is_named(settings: dict[str, 
 
 
 def test_a_model_that_is_no_path_is_refused_as_such() -> None:
-    with pytest.raises(TypeError, match=r"model is None \(NoneType\); right is the path of a checkpoint"):
+    with pytest.raises(
+        TypeError, match=r"model must be the path of a checkpoint, a str or a Path; got None \(NoneType\)"
+    ):
         LLM(None, progress_bar=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "data_parallel_size", "expert_parallel_size"])
+def test_more_than_one_worker_is_refused_at_once(size: str) -> None:
+    with pytest.raises(ValueError, match=f"{size} must be 1, got 2: LLM runs one worker; use `hpu-engine serve`"):
+        LLM("nowhere", progress_bar=False, **{size: 2})
 
 
 def test_an_empty_stop_string_is_refused(small: LLM) -> None:
@@ -209,7 +219,9 @@ def test_logprobs_of_prompt_and_output_are_those_of_transformers() -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = LLM(tiny("llama"), num_kv_blocks=16, block_size=16, max_num_batched_tokens=24, progress_bar=False)
+    model = LLM(
+        tiny("llama"), num_kv_blocks=16, block_size=16, max_num_batched_tokens=32, max_num_seqs=32, progress_bar=False
+    )
     prompt = [3 + (7 * i) % 300 for i in range(50)]
     model.generate([prompt], GREEDY)
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=1)

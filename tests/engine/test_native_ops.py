@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpu_engine.device.base import HeadNorms, Turn
+from hpu_engine.device.cpu.kv_cache import LayerPages
 from hpu_engine.device.cpu.native.build import default_cache, load_library
 from hpu_engine.device.cpu.native.ops import NativeOps
-from hpu_engine.model.kv_cache import LayerCache
-from hpu_engine.model.step_ops import TORCH_OPS, HeadNorms, StepOps, Turn
+from hpu_engine.device.cpu.torch_ops import TORCH_OPS, CpuOps
 from tests.engine.test_attention import BLOCK, PAGES, check
 
 
@@ -84,9 +85,9 @@ def test_a_rotation_is_torchs_and_keys_and_values_reach_their_slots(
     turn = Turn(angles.cos(), angles.sin(), interleaved)
     norms = HeadNorms(random(dim, seed=2), random(dim, seed=3), 1e-6) if normed else None
     slots = torch.tensor([3, 9, 4, 15, 0])
-    caches = [LayerCache(torch.zeros(4, kv_heads, 4, dim), torch.zeros(4, kv_heads, 4, dim)) for _ in range(2)]
+    caches = [LayerPages(torch.zeros(4, kv_heads, 4, dim), torch.zeros(4, kv_heads, 4, dim)) for _ in range(2)]
     queries = []
-    each: tuple[StepOps, StepOps] = (ops, TORCH_OPS)
+    each: tuple[CpuOps, CpuOps] = (ops, TORCH_OPS)
     for own, cache in zip(each, caches, strict=True):
         q, keys, values = own.rotate(qkv, heads, norms, turn)
         own.write(cache, cache.slot_rows(slots), keys, values)
@@ -115,7 +116,7 @@ def test_attention_of_any_mixture_of_rows_equals_the_textbook(
 @pytest.mark.parametrize("length", [1, 7, 128, 129, 300])
 def test_a_row_attends_alike_alone_and_among_others(ops: NativeOps, group: int, dim: int, length: int) -> None:
     kv_heads, block = 2, 128
-    cache = LayerCache(random(9, kv_heads, block, dim), random(9, kv_heads, block, dim, seed=1))
+    cache = LayerPages(random(9, kv_heads, block, dim), random(9, kv_heads, block, dim, seed=1))
     tables = torch.tensor([[3, 1, 5], [2, 0, 0], [8, 7, 6]])
     lens = torch.tensor([length, 100, 257])
     q = random(3, kv_heads, group, dim, seed=2) * dim**-0.5

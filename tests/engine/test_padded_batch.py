@@ -15,9 +15,10 @@ from hpu_engine.scheduling.kv_blocks import SCRATCH_BLOCK
 from hpu_engine.scheduling.request import Request
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Row, Step
-from hpu_engine.step.batch import build_batch
+from hpu_engine.step.input import StepInput, input_of
 from hpu_engine.step.padded_batch import PaddedBatch, PaddedChunk, PaddedSingles, build_padded_batch
 from hpu_engine.step.shapes import Fit, ShapeMap, StepShapes
+from tests.engine.rows import PUT, batch_of
 from tests.planning.recipe_comparison import reference_cost
 
 
@@ -47,7 +48,7 @@ def padded_steps(draw: st.DrawFn) -> tuple[Step, StepShapes, StepLimits]:
         kv_blocks=draw(st.integers(1, 60)),
     )
     buckets = plan_buckets(limits, reference_cost(size), Histogram({}, unseen=1.0), recipes=draw(st.integers(5, 25)))
-    return step, ShapeMap(size, buckets).of(step), limits
+    return step, ShapeMap(size, buckets).of(input_of(step.rows, size)), limits
 
 
 @settings(max_examples=80)
@@ -55,14 +56,15 @@ def padded_steps(draw: st.DrawFn) -> tuple[Step, StepShapes, StepLimits]:
 def test_every_index_is_what_it_says(case: tuple[Step, StepShapes, StepLimits]) -> None:
     step, shapes, limits = case
     size, spare = limits.block_size, limits.flat_tokens
-    batch, plain = build_padded_batch(step, shapes, limits), build_batch(step, size)
+    given = input_of(step.rows, size)
+    batch, plain = build_padded_batch(given, shapes, limits, PUT), batch_of(step, size)
     count = step.num_tokens
     assert batch.num_tokens == shapes.flat.padded
     assert batch.buffer_rows == spare + 1
     for padded, own in ((batch.token_ids, plain.token_ids), (batch.positions, plain.positions)):
         assert padded.tolist() == own.tolist() + [0] * (batch.num_tokens - count)
     assert batch.slots[:count].tolist() == plain.slots.tolist()
-    assert all(slot // size == SCRATCH_BLOCK for slot in batch.slots[count:].tolist())
+    check_scratch(batch.slots[count:].tolist(), limits)
     assert batch.is_real.tolist() == [True] * count + [False] * (batch.num_tokens - count)
     new_blocks = plain.new_blocks.tolist()
     assert batch.new_blocks.tolist() == new_blocks + [SCRATCH_BLOCK] * (batch.new_blocks.shape[0] - len(new_blocks))
@@ -140,15 +142,23 @@ def test_the_shape_of_every_tensor_follows_from_the_buckets_alone(case: tuple[St
         singles=tuple(map(empty, shapes.singles)),
         outputs=empty(shapes.outputs),
         scores=tuple(map(empty, shapes.scores)),
-        is_greedy=shapes.is_greedy,
     )
-    real, dummy = build_padded_batch(step, shapes, limits), build_padded_batch(Step(()), padding, limits)
+    real = build_padded_batch(input_of(step.rows, limits.block_size), shapes, limits, PUT)
+    dummy = build_padded_batch(StepInput(), padding, limits, PUT)
     assert tensors(real) == tensors(dummy)
     assert not dummy.is_real.any()
-    assert all(slot // limits.block_size == SCRATCH_BLOCK for slot in dummy.slots.tolist())
+    check_scratch(dummy.slots.tolist(), limits)
     for part in parts(dummy):
         assert (part.blocks == SCRATCH_BLOCK).all()
         assert (part.rows == limits.flat_tokens).all()
+
+
+def check_scratch(slots: list[int], limits: StepLimits) -> None:
+    """Each padding token has a slot of its own: in block 0, or in a block behind the pool that the cache still has."""
+    assert limits.kv_blocks is not None
+    blocks = {slot // limits.block_size for slot in slots}
+    assert len(set(slots)) == len(slots)
+    assert blocks <= {SCRATCH_BLOCK, *range(limits.kv_blocks + 1, limits.kv_blocks + limits.scratch_blocks)}
 
 
 def parts(batch: PaddedBatch) -> list[PaddedChunk | PaddedSingles]:

@@ -50,6 +50,9 @@ def served(model: Path, requests: list[dict[str, Any]], **flags: Any) -> tuple[l
         assert found is not None
         state = server.state().ranks[0]
         assert state.warm_up.done == state.warm_up.total
+        took = [run.seconds for run in state.warm_up.runs]
+        assert len(took) == state.warm_up.total
+        assert all(took), "each shape took its time"
         texts = [[choice.text for choice in answer.choices] for answer in answers]
         return texts, float(found[1]), state.first_seen_shapes, state.warm_up.total
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from hpu_engine.device.cpu.kv_cache import LayerPages
 from hpu_engine.device.cpu.native.tile_ops import TileOps
-from hpu_engine.model.kv_cache import LayerCache
 from hpu_engine.scheduling.request import Request
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Row, Step
 from hpu_engine.settings.engine import EngineConfig
-from hpu_engine.step.batch import build_batch
 from hpu_engine.worker.start_up import Rank
 from tests.engine.direct import open_quietly
+from tests.engine.rows import run_step
 from tests.engine.test_greedy_parity import reference_of
 from tests.models.smollm2 import smollm2
 from tests.models.tiny import tiny
@@ -36,11 +36,11 @@ def rounded(x: Tensor) -> Tensor:
     return x.bfloat16().double()
 
 
-def cache_of(dim: int, pages: int = 9) -> LayerCache:
-    return LayerCache(*(random(pages, KV_HEADS, BLOCK, dim, seed=seed).bfloat16() for seed in (1, 2)))
+def cache_of(dim: int, pages: int = 9) -> LayerPages:
+    return LayerPages(*(random(pages, KV_HEADS, BLOCK, dim, seed=seed).bfloat16() for seed in (1, 2)))
 
 
-def textbook(q: Tensor, cache: LayerCache, table: Tensor, context_len: int) -> Tensor:
+def textbook(q: Tensor, cache: LayerPages, table: Tensor, context_len: int) -> Tensor:
     """`q` [new, heads, dim], scaled; [new, heads, dim]."""
     new, heads, dim = q.shape
     keys, values = (
@@ -146,7 +146,7 @@ def test_a_broken_number_of_a_row_stays_in_it(ops: TileOps) -> None:
 
 
 def test_keys_and_values_are_kept_as_bfloat16(ops: TileOps) -> None:
-    cache = LayerCache(*(torch.zeros(4, KV_HEADS, 4, 32, dtype=torch.bfloat16) for _ in range(2)))
+    cache = LayerPages(*(torch.zeros(4, KV_HEADS, 4, 32, dtype=torch.bfloat16) for _ in range(2)))
     qkv, slots = random(5, 3 * KV_HEADS, 32), torch.tensor([3, 9, 4, 15, 0])
     keys, values = qkv[:, KV_HEADS : 2 * KV_HEADS].contiguous(), qkv[:, 2 * KV_HEADS :]
     ops.write(cache, cache.slot_rows(slots), keys, values)
@@ -171,7 +171,7 @@ def logits_of(rank: Rank, tokens: list[int], first: int) -> Tensor:
     request.blocks = [2, 4]
     rows = [Row(request, 0, first, emits=True)]
     rows += [Row(request, number, 1, emits=True) for number in range(first, len(tokens))]
-    return torch.cat([rank.runner.execute(build_batch(Step((row,)), rank.runner.block_size)) for row in rows])
+    return torch.cat([run_step(rank.runner, Step((row,))) for row in rows])
 
 
 @pytest.mark.usefixtures("ops")

@@ -16,7 +16,19 @@ import pytest
 from hpu_engine.contract import ExitCode, FailureReason, Phase
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.settings.engine import EngineConfig
-from hpu_engine.wire.messages import Abort, Fatal, Heartbeat, Loaded, Progress, Ready, Rejected, Stop, Submit
+from hpu_engine.wire.messages import (
+    Abort,
+    Fatal,
+    FromWorker,
+    Heartbeat,
+    Loaded,
+    Progress,
+    Ready,
+    Rejected,
+    Stop,
+    Submit,
+)
+from hpu_engine.worker.threads import apply_thread_policy
 from tests.engine.worker_process import WorkerProcess, worker_process
 from tests.models.tiny import tiny
 
@@ -31,7 +43,7 @@ def config() -> EngineConfig:
 @pytest.fixture(scope="module")
 def worker(config: EngineConfig) -> Iterator[WorkerProcess]:
     """One worker for every test that leaves it as it was: starting one imports torch."""
-    with worker_process(config) as started:
+    with worker_process(config, worker=3) as started:
         started.until(lambda message: isinstance(message, Ready))
         started.start_up = tuple(started.seen)
         yield started
@@ -46,6 +58,29 @@ def test_start_up_reports_bytes_then_shapes_then_ready(worker: WorkerProcess) ->
     shapes = [m for m in worker.start_up if isinstance(m, Progress) and m.phase is Phase.WARMING_UP]
     assert [m.done for m in shapes] == list(range(len(shapes)))
     assert shapes[-1].done == shapes[-1].total > 0
+    ran = [(m.ran.bucket, m.ran.seconds) for m in shapes if m.ran is not None]
+    assert [name for name, _ in ran] == [m.current for m in shapes[:-1]]
+    assert all(seconds is not None and seconds > 0 for _, seconds in ran)
+
+
+def test_a_worker_names_what_it_settled_on(worker: WorkerProcess) -> None:
+    (loaded,) = [message for message in worker.start_up if isinstance(message, Loaded)]
+    assert loaded.settled_digest is not None
+    assert len(loaded.settled_digest) == 64
+
+
+def test_a_worker_says_which_one_it_is(worker: WorkerProcess) -> None:
+    said = [message for message in worker.start_up if isinstance(message, FromWorker)]
+    assert {message.worker for message in said} == {3}
+
+
+def test_workers_of_a_pod_share_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    for workers, threads in ((1, "16"), (4, "4"), (32, "1")):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        assert apply_thread_policy(workers)
+        assert os.environ["OMP_NUM_THREADS"] == threads
 
 
 def test_tokens_stream_one_step_at_a_time(worker: WorkerProcess) -> None:

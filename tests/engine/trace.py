@@ -9,22 +9,23 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from hpu_engine.planning.shapes.limits import StepLimits
 from hpu_engine.scheduling.kv_blocks import BlockPool
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Limits, Scheduler, Step
-from hpu_engine.settings.engine import EngineConfig
 from hpu_engine.step.loop import StepLoop
 from hpu_engine.step.sampler import Sampled, SamplingFailed
-from hpu_engine.step.shapes import ShapeMap
+from hpu_engine.step.shapes import FirstSeen, ShapeMap
 from hpu_engine.wire.messages import Submit, TokenLogprobs
-from hpu_engine.worker.start_up import Rank, bucket_set
+from hpu_engine.worker.start_up import Rank
 
 
 class RecordingLoop(StepLoop):
     """Keeps the logits that each token was sampled from."""
 
-    def __init__(self, scheduler: Scheduler, rank: Rank, shapes: ShapeMap | None = None) -> None:
-        super().__init__(scheduler, rank.runner, shapes)
+    def __init__(self, scheduler: Scheduler, rank: Rank, shapes: ShapeMap) -> None:
+        self.runner = replace(rank.runner, shapes=shapes, first_seen=FirstSeen())
+        super().__init__(scheduler, self.runner)
         self.logits: dict[tuple[str, int], Tensor] = {}
 
     def _sample(self, step: Step, logits: Tensor) -> list[Sampled | SamplingFailed | None]:
@@ -70,18 +71,17 @@ class Answers:
 
 
 def replay(
-    rank: Rank, asked: Sequence[Asked], schedule: Schedule, warm_up: Callable[[StepLoop], None] | None = None
+    rank: Rank, asked: Sequence[Asked], schedule: Schedule, warm_up: Callable[[RecordingLoop], None] | None = None
 ) -> Answers:
     limits = Limits(schedule.budget, schedule.max_num_seqs, rank.loaded.max_model_len)
     pool = BlockPool(schedule.num_blocks, rank.loaded.block_size, prefix_cache=schedule.prefix_cache)
     names = [one.name for one in asked]
     answers = Answers({name: [] for name in names}, {}, {name: [] for name in names}, {name: [] for name in names})
-    loop = RecordingLoop(
-        Scheduler(limits, pool), rank, shape_map(rank, limits, pool) if schedule.force_buckets else None
-    )
+    shapes = shape_map(rank, limits, pool) if schedule.force_buckets else ShapeMap(pool.block_size)
+    loop = RecordingLoop(Scheduler(limits, pool), rank, shapes)
     if warm_up is not None:
         warm_up(loop)
-    loop.first_seen.end_warm_up()
+    loop.runner.first_seen.end_warm_up()
     waiting = sorted(asked, key=lambda one: one.arrives_at_step)
     number = 0
     while waiting or loop.has_work:
@@ -109,14 +109,16 @@ def replay(
     answers.logits = loop.logits
     answers.preemptions = loop.scheduler.counters.preemptions
     answers.prefix_hits = loop.scheduler.counters.prefix_hits
-    answers.first_seen_shapes = loop.first_seen.after_warm_up
+    answers.first_seen_shapes = loop.runner.first_seen.after_warm_up
     return answers
 
 
 def shape_map(rank: Rank, limits: Limits, pool: BlockPool) -> ShapeMap:
     """The buckets of these limits, whatever the rank was opened with."""
-    config = EngineConfig(model="", block_size=pool.block_size)
-    return ShapeMap(pool.block_size, bucket_set(config, rank.runner.transformer.description, limits, pool.num_blocks))
+    size, blocks = pool.block_size, pool.num_blocks
+    longest = min(limits.max_model_len, blocks * size)
+    step = StepLimits(longest, limits.max_num_seqs, limits.max_batched_tokens, size, blocks)
+    return ShapeMap(size, rank.settled.buckets_for(step))
 
 
 def one_at_a_time(rank: Rank, asked: Sequence[Asked], num_blocks: int) -> Answers:

@@ -24,7 +24,7 @@ REAL = (sys.executable, "-m", "hpu_engine.worker.main")
 class WorkerProcess:
     """`command` starts another program that speaks the same messages."""
 
-    def __init__(self, config: EngineConfig, command: tuple[str, ...] = REAL) -> None:
+    def __init__(self, config: EngineConfig, command: tuple[str, ...] = REAL, worker: int = 0) -> None:
         self.socket, theirs = socket.socketpair()
         words = [*command, "--fd", str(theirs.fileno()), "--parent", str(os.getpid())]
         self.process = subprocess.Popen(words, pass_fds=[theirs.fileno()])
@@ -32,7 +32,7 @@ class WorkerProcess:
         self._buffer = b""
         self.seen: list[ToServer] = []
         self.start_up: tuple[ToServer, ...] = ()
-        self.send(Configure(config=config))
+        self.send(Configure(config=config, worker=worker))
 
     def send(self, message: ToWorker) -> None:
         self.socket.sendall(encode_frame(message))
@@ -76,11 +76,11 @@ class WorkerProcess:
 
 
 @contextmanager
-def worker_process(config: EngineConfig, command: tuple[str, ...] = REAL) -> Iterator[WorkerProcess]:
-    worker = WorkerProcess(config, command)
+def worker_process(config: EngineConfig, command: tuple[str, ...] = REAL, worker: int = 0) -> Iterator[WorkerProcess]:
+    process = WorkerProcess(config, command, worker)
     try:
-        yield worker
+        yield process
     finally:
-        worker.socket.close()
-        worker.process.kill()
-        worker.process.wait()
+        process.socket.close()
+        process.process.kill()
+        process.process.wait()

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpu_engine.device.base import LayerCache
 from hpu_engine.device.cpu.device import CpuDevice
 from hpu_engine.group.collectives import ALONE, Groups
 from hpu_engine.model.builder import build_transformer
-from hpu_engine.model.kv_cache import LayerCache, allocate_kv_cache
 from hpu_engine.model.transformer import Transformer
 from hpu_engine.model.weights.placement import Placement
-from hpu_engine.planning.model.description import read_model_description
+from hpu_engine.planning import read_model_description
 from hpu_engine.scheduling.request import Request
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Row, Step
-from hpu_engine.step.batch import build_batch
+from tests.engine.rows import batch_of
 
 BLOCK_SIZE = 16
 BLOCKS_PER_SEQUENCE = 12
@@ -42,7 +42,7 @@ class Sequences:
     def step(self, new: Sequence[tuple[int, int]]) -> None:
         """`new` has (sequence, number of new tokens); their logits are kept in `logits`."""
         rows = [self._row(index, count) for index, count in new]
-        batch = build_batch(Step(tuple(rows)), BLOCK_SIZE)
+        batch = batch_of(Step(tuple(rows)), BLOCK_SIZE)
         logits = self.transformer.logits(self.transformer.hidden(batch, self.caches))
         position = 0
         for index, count in sorted(new, key=lambda pair: pair[1] == 1):  # singles stand behind chunks
@@ -84,9 +84,19 @@ def open_sequences(
         placement=placement,
         groups=groups,
     )
-    own = description.model_copy(update={"kv_heads": (placement or Placement()).kv_heads(description)})
-    caches = allocate_kv_cache(own, len(tokens) * BLOCKS_PER_SEQUENCE, BLOCK_SIZE, dtype)
-    return Sequences(transformer, caches, tokens)
+    return Sequences(transformer, caches_for(transformer, len(tokens)), tokens)
+
+
+def caches_for(transformer: Transformer, sequences: int) -> Sequence[LayerCache]:
+    """Of the worker's own heads."""
+    return transformer.device.new_kv_cache(
+        layers=len(transformer.layers),
+        pages=sequences * BLOCKS_PER_SEQUENCE + 1,
+        kv_heads=transformer.attention_shape.kv_heads,
+        block_size=BLOCK_SIZE,
+        head_dim=transformer.attention_shape.head_dim,
+        dtype=transformer.dtype,
+    )
 
 
 def random_tokens(count: int, length: int, vocab: int, seed: int = 0) -> list[list[int]]:

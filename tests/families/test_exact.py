@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hpu_engine.device.cpu import device as cpu
 from hpu_engine.settings.engine import EngineConfig
 from hpu_engine.worker.start_up import Rank
-from tests.engine.direct import open_quietly
+from tests.engine.direct import NARROW, open_quietly
 from tests.engine.trace import Schedule, first_difference, one_at_a_time, random_trace, replay
 from tests.models.tiny import VOCAB_SIZE, tiny
 
@@ -19,12 +18,9 @@ CASES = [("mixtral", "float32"), ("qwen3_moe", "float32"), ("ernie4_5_moe", "flo
 def rank(request: pytest.FixtureRequest) -> Rank:
     """Computed in the type itself even where the device would widen it."""
     family, dtype = request.param
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "multiplies_bfloat16", lambda: True)
-        directory = tiny(family, dtype=dtype)
-        return open_quietly(
-            EngineConfig(model=str(directory), dtype=dtype, block_size=BLOCK, num_kv_blocks=40, exact=True)
-        )
+    directory = tiny(family, dtype=dtype)
+    config = EngineConfig(model=str(directory), dtype=dtype, block_size=BLOCK, num_kv_blocks=40, exact=True)
+    return open_quietly(config, NARROW)
 
 
 @pytest.mark.parametrize("seed", range(3))

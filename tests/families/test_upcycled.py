@@ -11,15 +11,19 @@ from transformers import AutoTokenizer
 from hpu_engine.device.cpu.device import CpuDevice
 from hpu_engine.group.collectives import ALONE
 from hpu_engine.model.builder import assemble
-from hpu_engine.model.kv_cache import allocate_kv_cache
 from hpu_engine.model.weights.loading import load_parameters
 from hpu_engine.model.weights.name_table import expand
 from hpu_engine.model.weights.placement import Placement
-from hpu_engine.planning.model.description import read_model_description
+from hpu_engine.planning import read_model_description
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.settings.engine import EngineConfig
 from tests.engine.direct import open_quietly, run_together
-from tests.families.sequences import BLOCK_SIZE, BLOCKS_PER_SEQUENCE, Sequences, open_sequences, random_tokens
+from tests.families.sequences import (
+    Sequences,
+    caches_for,
+    open_sequences,
+    random_tokens,
+)
 from tests.models.smollm2 import smollm2
 from tests.models.upcycled import smollm2_ernie_moe, smollm2_mixtral
 
@@ -74,6 +78,5 @@ def test_a_swapped_expert_changes_the_answer(dense: torch.Tensor) -> None:
         placement=Placement(),
         groups=ALONE,
     )
-    caches = allocate_kv_cache(description, 2 * BLOCKS_PER_SEQUENCE, BLOCK_SIZE, torch.float32)
-    wrong = logits_of(Sequences(transformer, caches, random_tokens(2, 96, VOCAB)), 96)
+    wrong = logits_of(Sequences(transformer, caches_for(transformer, 2), random_tokens(2, 96, VOCAB)), 96)
     assert float((wrong - dense).abs().max()) > 0.1

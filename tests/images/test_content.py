@@ -151,7 +151,7 @@ def test_the_cpu_image_has_the_kernels_of_its_own_sources_and_the_operator_image
         "print(found, found in ([], [build.ahead_path().name]), build.load_ahead(print) is not None)"
     )
     names = [] if library is None else [library.name]
-    fits = library is not None and not build.AHEAD_NEEDS - build._instruction_sets()
+    fits = library is not None and not build.AHEAD_NEEDS - build.instruction_sets()
     assert python(buildah, images["engine-cpu"], script) == f"{names} True {fits}"
     none = "import pathlib; print([*pathlib.Path('/opt').rglob('kernels-*')])"
     assert python(buildah, images["operator"], none) == "[]"

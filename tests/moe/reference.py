@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hpu_engine.device.base import ExpertKernel, Linear
 from hpu_engine.device.cpu.expert_kernels import sorted_kernel
+from hpu_engine.device.cpu.torch_ops import TORCH_OPS
 from hpu_engine.group.collectives import Alone, Collectives
 from hpu_engine.model.moe.combiner import AllReduce, Combiner, LeavePartial, ReduceScatter, SingleRank
 from hpu_engine.model.moe.dispatcher import Dispatcher, GatherDispatch, NoDispatch
@@ -106,7 +107,7 @@ class RandomMoe:
     def _shared(self, cut: Collectives) -> SharedExperts | None:
         if self.shared_gate_up is None or self.shared_down is None:
             return None
-        mlp = DenseMlp(*_linears(self.shared_gate_up, self.shared_down, cut))
+        mlp = DenseMlp(*_linears(self.shared_gate_up, self.shared_down, cut), TORCH_OPS)
         return SharedExperts(mlp, is_partial=cut.size > 1)
 
 

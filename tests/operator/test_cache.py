@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpu_operator.kube.kinds import INFERENCE, POD, SERVICE, STATEFUL_SET
 from hpu_operator.kube.port import Listed
-from hpu_operator.runtime.cache import Cache
+from hpu_operator.runtime.inputs.cache import Cache
 from hpu_operator.runtime.key import Key
 
 KEY = Key("team", "smol")

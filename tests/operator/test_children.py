@@ -14,11 +14,11 @@ from hpu_operator.domain import desired
 from hpu_operator.kube.kinds import EVENT, SERVICE, WATCHED, Kind
 from hpu_operator.kube.port import Listed, Live
 from hpu_operator.metrics import Metrics
-from hpu_operator.runtime.announcer import Announcer
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.children import Blocked, Children
-from hpu_operator.runtime.intake import FIRST_SWEEP_SECONDS, Intake
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.intake import FIRST_SWEEP_SECONDS, Intake
 from hpu_operator.runtime.key import Key
+from hpu_operator.runtime.outputs.announcer import Announcer
+from hpu_operator.runtime.outputs.children import Blocked, Children
 from hpu_operator.runtime.queue import Queue
 from tests.operator.objects import OWNER
 
@@ -139,8 +139,8 @@ async def test_a_child_that_somebody_deleted_is_made_again_and_people_are_told()
     cache.remove(SERVICE, live(WANTED, version=6))
     with capture_logs() as logs:
         await held.ensure(OWNER, SERVICE, WANTED)
-    assert told(logs) == ["child made again: Service team/smol"]
-    assert server.events == [("Normal", "Repaired", "Service smol was gone and is made again")]
+    assert told(logs) == ["child recreated: Service team/smol"]
+    assert server.events == [("Normal", "Repaired", "Service smol was deleted and has been recreated")]
 
 
 @pytest.mark.parametrize("how", ["deleted on purpose", "object gone", "another object"])

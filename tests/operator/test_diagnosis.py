@@ -10,8 +10,9 @@ import pytest
 
 from hpu_engine.contract import FailureReason, Phase, TerminationMessage
 from hpu_operator.api.reasons import Reason
-from hpu_operator.domain.diagnosis import CALM, CRASH_MEMORY, diagnose_group, diagnose_pod
-from hpu_operator.domain.observed import Event, Group, Unreachable, parse_time
+from hpu_operator.domain.diagnosis.questions import CALM, CRASH_MEMORY, diagnose_group, diagnose_pod
+from hpu_operator.domain.observed import Event, Group, Unreachable
+from hpu_operator.domain.timestamps import parse_time
 from tests.operator.objects import NOW, REVISION, control, group, pod, recorded
 
 RECORDED = {
@@ -186,6 +187,8 @@ ENGINE_REASONS = {
     FailureReason.INSUFFICIENT_MEMORY: Reason.INSUFFICIENT_MEMORY,
     FailureReason.WORKER_LOST: Reason.WORKER_LOST,
     FailureReason.WORKER_FROZEN: Reason.WORKER_LOST,
+    FailureReason.PEER_LOST: Reason.WORKER_LOST,
+    FailureReason.MISMATCH: Reason.CRASH_LOOP,
     FailureReason.INTERNAL: Reason.CRASH_LOOP,
 }
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from hpu_engine.contract import API_PORT, CONTROL_PORT, FailureReason
+from hpu_engine.contract import API_PORT, CONTROL_PORT, FailureReason, GroupMember
 from hpu_engine.settings.serve import ServeSettings, load_settings
 from hpu_operator.api.crd import structural_schema
 from hpu_operator.api.inference import Spec
-from hpu_operator.domain.causes import ENGINE_REASONS
+from hpu_operator.domain.diagnosis.causes import ENGINE_REASONS
 from hpu_operator.domain.engine_arguments import LAME_DUCK_SECONDS, engine_arguments
+from hpu_operator.domain.names import GroupId, stateful_set
 from tests.operator.objects import spec
 
 
@@ -57,3 +58,9 @@ def test_defaults_of_the_api_are_the_engines() -> None:
 
 def test_every_reason_of_the_engine_has_one_in_status() -> None:
     assert set(ENGINE_REASONS) == set(FailureReason)
+
+
+def test_a_pod_finds_its_place_in_the_name_the_operator_gives_it() -> None:
+    group = GroupId(index=12, revision="1a2b3c4d", attempt=3)
+    found = GroupMember.from_pod_name(f"{stateful_set('my-model-with-a-name-that-is-far-too-long', group)}-1")
+    assert found == GroupMember(group=12, revision="1a2b3c4d", attempt=3, pod_index=1)

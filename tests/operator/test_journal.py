@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from hpu_operator.kube.kinds import Kind
 from hpu_operator.kube.port import Live
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.status_writer import PROGRESS_SECONDS, StatusWriter
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.outputs.status_writer import PROGRESS_SECONDS, StatusWriter
 
 
 class Server:

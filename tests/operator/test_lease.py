@@ -10,9 +10,9 @@ import pytest
 
 from hpu_operator.kube.kinds import LEASE
 from hpu_operator.kube.port import Conflict, Unavailable
-from hpu_operator.runtime import lease as lease_module
-from hpu_operator.runtime.leader_only import LeaderOnly
-from hpu_operator.runtime.lease import DEADLINE_SECONDS, DURATION_SECONDS, Lease
+from hpu_operator.runtime.leadership import lease as lease_module
+from hpu_operator.runtime.leadership.leader_only import LeaderOnly
+from hpu_operator.runtime.leadership.lease import DEADLINE_SECONDS, DURATION_SECONDS, Lease
 
 
 class LeaseStore:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from hpu_operator.control_client import ControlClient, control_url
 from hpu_operator.domain import desired
 from hpu_operator.domain.names import GroupId
 from hpu_operator.domain.revision import revision_of
 from hpu_operator.kube.kinds import EVENT, POD, STATEFUL_SET, Kind
 from hpu_operator.kube.port import Listed
 from hpu_operator.metrics import Metrics
-from hpu_operator.ranks import RankClient, control_url
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.observer import Observer
-from hpu_operator.runtime.rank_watch import RankWatch
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.control_watch import ControlWatch
+from hpu_operator.runtime.inputs.observer import Observer
 from tests.operator.objects import NOW, OWNER, spec
 
 GROUPS = 30
@@ -54,9 +54,9 @@ def holding(status: dict[str, Any], age: timedelta) -> Cache:
 
 async def looks(status: dict[str, Any], count: int, age: timedelta = timedelta(minutes=1)) -> list[list[str]]:
     """Whose events each of `count` looks asked for, a look every five seconds."""
-    server, now, ranks = Events(), [100.0], RankClient()
+    server, now, client = Events(), [100.0], ControlClient()
     try:
-        watch = RankWatch(ranks, Metrics(), lambda: now[0], lambda _: None)
+        watch = ControlWatch(client, Metrics(), lambda: now[0], lambda _: None)
         observer = Observer(server, holding(status, age), watch, control_url, lambda: now[0])  # type: ignore[arg-type]
         found = []
         for _ in range(count):
@@ -66,7 +66,7 @@ async def looks(status: dict[str, Any], count: int, age: timedelta = timedelta(m
             now[0] += 5.0
         return found
     finally:
-        await ranks.close()
+        await client.close()
 
 
 async def test_each_waiting_pod_has_its_turn_and_no_look_asks_about_all() -> None:

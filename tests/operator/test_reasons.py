@@ -12,21 +12,22 @@ import pytest
 
 from hpu_engine.contract import FailureReason, Phase, TerminationMessage
 from hpu_operator.api.reasons import CATALOGUE, Reason, is_failure, severity
+from hpu_operator.control_client import ControlClient, control_url
 from hpu_operator.domain import desired
 from hpu_operator.domain.observed import Event, Group, Observed, Pod, Unreachable
-from hpu_operator.domain.status import Situation, Subject, build_status
+from hpu_operator.domain.status.conditions import Situation, Subject
+from hpu_operator.domain.status.document import build_status
 from hpu_operator.kube.kinds import INFERENCE, SERVICE, Kind
 from hpu_operator.kube.port import Listed, Live, Refused
 from hpu_operator.metrics import Metrics
-from hpu_operator.ranks import RankClient, control_url
-from hpu_operator.runtime.announcer import Announcer
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.children import Children
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.control_watch import ControlWatch
+from hpu_operator.runtime.inputs.observer import Observer
 from hpu_operator.runtime.key import Key
-from hpu_operator.runtime.observer import Observer
-from hpu_operator.runtime.rank_watch import RankWatch
+from hpu_operator.runtime.outputs.announcer import Announcer
+from hpu_operator.runtime.outputs.children import Children
+from hpu_operator.runtime.outputs.status_writer import StatusWriter
 from hpu_operator.runtime.reconciler import Reconciler
-from hpu_operator.runtime.status_writer import StatusWriter
 from tests.operator.objects import NOW, OLD_REVISION, OWNER, REVISION, control, group, pod, recorded, spec
 
 Shown = Callable[[], dict[str, Any]]
@@ -35,7 +36,7 @@ SUBJECT = Subject("team", "smol", 1)
 
 def of(*groups: Group, replicas: int = 1) -> Shown:
     """The status of an object with these groups."""
-    seen = Situation(SUBJECT, spec(replicas=replicas), REVISION, "engine:1", Observed(groups))
+    seen = Situation(SUBJECT, spec(replicas=replicas), REVISION, REVISION, "engine:1", Observed(groups))
     return lambda: build_status(seen, {}, NOW)
 
 
@@ -101,12 +102,12 @@ def reconciled(written: Mapping[str, Any] | None = None, found: Live | None = No
     """The status that one reconcile of an object writes; `written` is its spec where it differs."""
 
     async def once() -> dict[str, Any]:
-        server, cache, ranks = Server(found, refuses), Cache(), RankClient()
+        server, cache, client = Server(found, refuses), Cache(), ControlClient()
         metadata = {"namespace": "team", "name": "smol", "uid": OWNER.uid, "generation": 1, "resourceVersion": "1"}
         content = {"model": {"uri": "file:///m"}} | dict(written or {})
         cache.put(INFERENCE, {**INFERENCE.type_meta, "metadata": metadata, "spec": content})
         announcer = Announcer(server)  # type: ignore[arg-type]
-        watch = RankWatch(ranks, Metrics(), lambda: 0.0, lambda _: None)
+        watch = ControlWatch(client, Metrics(), lambda: 0.0, lambda _: None)
         reconciler = Reconciler(
             cache=cache,
             children=Children(server, cache, announcer),  # type: ignore[arg-type]
@@ -117,7 +118,7 @@ def reconciled(written: Mapping[str, Any] | None = None, found: Live | None = No
             now=lambda: NOW,
         )
         await reconciler.reconcile(Key("team", "smol"))
-        await ranks.close()
+        await client.close()
         return server.status
 
     return lambda: asyncio.run(once())

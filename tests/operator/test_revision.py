@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
 
 from hpu_operator.api.crd import structural_schema
 from hpu_operator.api.inference import Spec
-from hpu_operator.api.schema import NEVER_RESTARTS
+from hpu_operator.api.schema import NEVER_RESTARTS, ApiModel, never_restarting
 from hpu_operator.domain import desired, names
 from hpu_operator.domain.revision import (
     MAX_RECORDS,
@@ -85,9 +88,17 @@ ALL = list(leaves(structural_schema(Spec), ()))
 CHANGEABLE = [(path, node) for path, node in ALL if len(node.get("enum", [1, 2])) > 1]
 
 
+MARKED = tuple(never_restarting(Spec, "spec"))
+
+
+def dotted(path: Path) -> str:
+    """Without the places in lists and maps."""
+    return ".".join(["spec", *(str(part) for part in path if part not in (0, "key"))])
+
+
 def test_the_walk_reaches_the_whole_schema() -> None:
-    dotted = {".".join(str(part) for part in path) for path, _ in ALL}
-    assert {"model.uri", "replicas", "drainSeconds", "pod.env.0.valueFrom.secretKeyRef.key"} <= dotted
+    fields = {"model.uri", "replicas", "drainSeconds", "pod.env.valueFrom.secretKeyRef"}
+    assert {f"spec.{field}" for field in fields} <= {dotted(path) for path, _ in ALL}
     assert len(ALL) > 100
 
 
@@ -96,14 +107,67 @@ def test_the_walk_reaches_the_whole_schema() -> None:
 )
 def test_every_field_is_in_the_revision_or_never_restarts(path: Path, node: dict[str, Any]) -> None:
     one, other = (revision_of(Spec.model_validate(written(path, value))) for value in two_values(node))
-    if path[0] in NEVER_RESTARTS:
-        assert one == other
-    else:
-        assert one != other
+    assert (one == other) == (dotted(path) in MARKED)
 
 
-def test_never_restarts_names_fields_that_exist() -> None:
-    assert {path[0] for path, _ in ALL} >= NEVER_RESTARTS
+def test_only_replicas_never_restarts_a_pod() -> None:
+    assert set(MARKED) == {"spec.replicas"}
+
+
+class Leaf(ApiModel):
+    marked: Annotated[int, NEVER_RESTARTS] = Field(default=0, ge=0)
+    plain: int = 0
+
+
+class Branch(ApiModel):
+    leaf: Leaf = Leaf()
+    leaves: tuple[Leaf, ...] | None = None
+    named: dict[str, Leaf] | None = None
+    marked: Annotated[Leaf, NEVER_RESTARTS] = Field(default=Leaf())
+
+
+class DeepSpec(Spec):
+    """A spec with marked fields at every place where a model may stand."""
+
+    branch: Branch = Branch()
+
+
+def deep(branch: Branch) -> DeepSpec:
+    return DeepSpec.model_validate(spec().model_dump() | {"branch": branch})
+
+
+leaf = st.builds(Leaf, marked=st.integers(0, 3), plain=st.integers(0, 3))
+branch = st.builds(
+    Branch,
+    leaf=leaf,
+    leaves=st.none() | st.lists(leaf, max_size=3).map(tuple),
+    named=st.none() | st.dictionaries(st.sampled_from(["a", "b"]), leaf),
+    marked=leaf,
+)
+
+
+def plain_values(branch: Branch) -> object:
+    leaves = None if branch.leaves is None else [leaf.plain for leaf in branch.leaves]
+    named = None if branch.named is None else {name: leaf.plain for name, leaf in branch.named.items()}
+    return branch.leaf.plain, leaves, named
+
+
+@given(branch, branch)
+def test_a_marked_field_at_any_depth_is_in_no_revision_and_every_other_is(one: Branch, other: Branch) -> None:
+    same = revision_of(deep(one)) == revision_of(deep(other))
+    assert same == (plain_values(one) == plain_values(other))
+
+
+def test_the_marks_at_any_depth_are_found() -> None:
+    assert set(never_restarting(DeepSpec, "spec")) == {
+        "spec.replicas",
+        "spec.branch.marked",
+        *(f"spec.branch.{place}.marked" for place in ("leaf", "leaves", "named")),
+    }
+
+
+def test_a_new_field_with_a_default_is_the_same_revision() -> None:
+    assert revision_of(deep(Branch())) == revision_of(spec())
 
 
 def test_a_default_written_out_is_the_same_revision() -> None:

@@ -1,32 +1,22 @@
-"""Which group is made, taken out of service or deleted next; alone, and in a simulated cluster."""
+"""Which group is made, taken out of service or deleted next, and what is learned; one decision at a time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from hpu_engine.contract import Phase
-from hpu_operator.domain.names import GroupId
+from hpu_operator.domain.facts import Facts, last_good
 from hpu_operator.domain.observed import Group, Observed, Unreachable
-from hpu_operator.domain.rollout import (
-    ENDPOINT_PATIENCE,
-    CreateGroup,
-    DeleteGroup,
-    LeaveService,
-    ReturnToService,
-    awaits_endpoints,
-    decide,
-    is_broken,
-)
+from hpu_operator.domain.rollout.decide import ENDPOINT_PATIENCE, Wanted, awaits_endpoints, decide, learn
+from hpu_operator.domain.rollout.slots import is_broken
 from tests.operator.objects import NOW, OLD_REVISION, REVISION, control, group, pod, recorded
+from tests.operator.simulation import restarted
 
 
 def kinds(*groups: Group, replicas: int = 2, endpoints: frozenset[str] = frozenset()) -> list[tuple[str, int]]:
-    actions = decide(replicas, REVISION, Observed(groups, endpoints), NOW)
+    actions = decide(Wanted(replicas, REVISION), Observed(groups, endpoints), NOW)
     return [(type(action).__name__, action.id.index) for action in actions]
 
 
@@ -149,113 +139,84 @@ def test_a_spec_that_is_changed_back_returns_the_group_to_service() -> None:
 
 def test_an_older_placement_of_the_same_revision_is_taken_down() -> None:
     assert kinds(group(0, attempt=0), group(0, attempt=1), group(1)) == [("LeaveService", 0)]
-    actions = decide(2, REVISION, Observed((group(0, attempt=0), group(0, attempt=1), group(1))), NOW)
+    actions = decide(Wanted(2, REVISION), Observed((group(0, attempt=0), group(0, attempt=1), group(1))), NOW)
     assert actions[0].id.attempt == 0
 
 
-@dataclass
-class Cluster:
-    """A cluster that does what it is told, slowly: each tick, some pods become ready and some leave."""
-
-    groups: dict[GroupId, Group] = field(default_factory=dict)
-    now: datetime = NOW
-    in_endpoints: set[str] = field(default_factory=set)
-
-    def step(self, replicas: int, revision: str) -> list[object]:
-        observed = Observed(tuple(self.groups[key] for key in sorted(self.groups)), frozenset(self.in_endpoints))
-        actions = decide(replicas, revision, observed, self.now)
-        for action in actions:
-            match action:
-                case CreateGroup(id_):
-                    occupied = [key for key in self.groups if key.index == id_.index]
-                    assert not occupied, f"{id_} is made while {occupied} holds its place"
-                    self.groups[id_] = starting(id_.index, id_.revision)
-                case LeaveService(id_, _):
-                    self._change(id_, in_service=False, left_service_at=self.now)
-                case ReturnToService(id_, _):
-                    self._change(id_, in_service=True, left_service_at=None)
-                case DeleteGroup(id_):
-                    gone = self.groups[id_]
-                    assert not any(p.ready and p.in_service for p in gone.pods), f"{id_} is deleted while it serves"
-                    self._change(id_, deleting=True)
-                    self.groups[id_] = replace(self.groups[id_], stateful_set_uid=None, deleting=True, expected_pods=0)
-        return list(actions)
-
-    def _change(self, id_: GroupId, **changes: object) -> None:
-        held = self.groups[id_]
-        self.groups[id_] = replace(held, pods=tuple(replace(p, **changes) for p in held.pods))  # type: ignore[arg-type]
-
-    def tick(self, chosen: int) -> None:
-        """One thing happens, picked by `chosen`: a pod gets ready, leaves, or endpoints catch up."""
-        self.now += timedelta(seconds=1)
-        self.in_endpoints = {p.uid for g in self.groups.values() for p in g.pods if p.ready and p.in_service}
-        if not self.groups:
-            return
-        key = sorted(self.groups)[chosen % len(self.groups)]
-        held = self.groups[key]
-        if held.leaving:
-            del self.groups[key]
-        elif not held.pods[0].ready:
-            ready = pod(name=held.pods[0].name, in_service=held.pods[0].in_service)
-            self.groups[key] = replace(held, pods=(ready,))
-
-    @property
-    def ready(self) -> int:
-        return len({key.index for key, held in self.groups.items() if held.ready})
-
-    def is_settled(self, replicas: int, revision: str) -> bool:
-        return {key.index for key in self.groups} == set(range(replicas)) and all(
-            key.revision == revision and held.ready for key, held in self.groups.items()
-        )
+def beside(old: Group, new: Group) -> list[tuple[str, int, str]]:
+    """What is done where an old and a new group stand at index 0 of one."""
+    actions = decide(Wanted(1, REVISION), Observed((new, old)), NOW)
+    return [(type(action).__name__, action.id.index, action.id.revision) for action in actions]
 
 
-def settle(cluster: Cluster, replicas: int, revision: str) -> None:
-    for chosen in range(400):
-        cluster.step(replicas, revision)
-        if cluster.is_settled(replicas, revision):
-            return
-        cluster.tick(chosen)
-    pytest.fail(f"never settled: {sorted(cluster.groups)}")
+def test_a_predecessor_that_answers_stays_beside_its_successor_until_that_is_ready() -> None:
+    old = group(0, OLD_REVISION)
+    assert beside(old, starting(0)) == []
+    assert beside(old, broken(0, REVISION)) == []
+    assert beside(old, group(0)) == [("LeaveService", 0, OLD_REVISION)]
 
 
-@settings(max_examples=60)
-@given(st.integers(1, 6), st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=60))
-def test_a_rollout_never_has_more_than_one_group_down(replicas: int, happenings: list[tuple[int, bool]]) -> None:
-    """Whatever the order in which pods get ready, and also where the spec is changed back and forth."""
-    cluster = Cluster()
-    settle(cluster, replicas, OLD_REVISION)
-    revision = REVISION
-    for chosen, back in happenings:
-        if back:
-            revision = OLD_REVISION if revision == REVISION else REVISION
-        cluster.step(replicas, revision)
-        assert cluster.ready >= replicas - 1
-        cluster.tick(chosen)
-    settle(cluster, replicas, revision)
+def test_a_predecessor_that_does_not_answer_is_not_kept() -> None:
+    assert beside(broken(0), starting(0)) == [("DeleteGroup", 0, OLD_REVISION)]
+    assert beside(starting(0, OLD_REVISION), starting(0)) == [("DeleteGroup", 0, OLD_REVISION)]
 
 
-@settings(max_examples=60)
-@given(st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(0, 50), max_size=60))
-def test_a_rollout_that_also_scales_down_never_answers_with_less_than_it_shall_have(
-    replicas: int, surplus: int, happenings: list[int]
-) -> None:
-    cluster = Cluster()
-    settle(cluster, replicas + surplus, OLD_REVISION)
-    for chosen in happenings:
-        cluster.step(replicas, REVISION)
-        assert cluster.ready >= replicas
-        cluster.tick(chosen)
-    settle(cluster, replicas, REVISION)
+def test_a_successor_that_waits_for_cards_beside_its_predecessor_is_withdrawn() -> None:
+    waiting = group(0, REVISION, pod(ready=False, status=dict(recorded("cards-insufficient").status)))
+    assert beside(group(0, OLD_REVISION), waiting) == [("DeleteGroup", 0, REVISION)]
+    assert beside(broken(0), waiting) == [("DeleteGroup", 0, OLD_REVISION)]
 
 
-@settings(max_examples=60)
-@given(
-    st.lists(st.tuples(st.integers(0, 6), st.sampled_from([REVISION, OLD_REVISION]), st.integers(0, 50)), max_size=40)
-)
-def test_any_series_of_changes_ends_where_the_last_one_says(changes: list[tuple[int, str, int]]) -> None:
-    cluster = Cluster()
-    for replicas, revision, chosen in changes:
-        cluster.step(replicas, revision)
-        cluster.tick(chosen)
-    settle(cluster, 3, REVISION)
-    assert cluster.step(3, REVISION) == [], "a settled object needs nothing"
+def test_a_surge_group_that_is_not_wanted_any_more_is_withdrawn() -> None:
+    third = group(0, "cccc3333", pod(ready=False))
+    assert beside(group(0, REVISION), third) == [("DeleteGroup", 0, "cccc3333")]
+    assert beside(third, group(0, OLD_REVISION)) == [("DeleteGroup", 0, "cccc3333"), ("LeaveService", 0, OLD_REVISION)]
+
+
+def test_a_predecessor_stays_while_its_successor_is_only_between_two_crashes() -> None:
+    """It answers, but nobody would call it ready: the old group may be the last that will."""
+    shaky = group(0, REVISION, restarted("smol-0", NOW))
+    assert shaky.answers
+    assert beside(group(0, OLD_REVISION), shaky) == []
+    assert kinds(shaky, group(1, OLD_REVISION)) == [], "the next one waits as well"
+    assert not is_broken(shaky, NOW), "it is not replaced without a budget either: it answers"
+
+
+@pytest.mark.parametrize(("allowed", "next_to_go"), [(1, 1), (2, 2), (3, 3), (9, 4)])
+def test_as_many_groups_are_replaced_at_a_time_as_may_be_missing(allowed: int, next_to_go: int) -> None:
+    old = Observed(tuple(group(index, OLD_REVISION) for index in range(4)))
+    actions = decide(Wanted(4, REVISION, max_unavailable=allowed), old, NOW)
+    assert [(type(action).__name__, action.id.index) for action in actions] == [
+        ("LeaveService", index) for index in range(next_to_go)
+    ]
+
+
+def learned(known: dict[str, Facts], *groups: Group, replicas: int = 2) -> dict[str, Facts]:
+    return learn(Wanted(replicas, REVISION, known), Observed(groups), NOW)
+
+
+def test_a_revision_is_good_once_all_of_its_groups_are_settled() -> None:
+    unknown = {REVISION: Facts()}
+    assert learned(unknown, group(0), starting(1)) == {}
+    assert learned(unknown, group(0), group(1, OLD_REVISION)) == {}
+    assert learned(unknown, group(0), group(1, REVISION, restarted("smol-1", NOW))) == {}
+    assert learned(unknown, replicas=0) == {}, "nothing was proven by no group"
+    assert learned(unknown, group(0), group(1)) == {REVISION: Facts(NOW)}
+
+
+def test_a_fact_is_news_once() -> None:
+    known = {REVISION: Facts(NOW - timedelta(days=1)), OLD_REVISION: Facts(NOW - timedelta(days=2))}
+    assert learned(known, group(0), group(1)) == {}
+
+
+def test_the_last_good_revision_is_the_one_completed_last_also_where_a_clock_was_ahead() -> None:
+    ahead = NOW + timedelta(minutes=5)
+    known = {REVISION: Facts(NOW - timedelta(days=1)), OLD_REVISION: Facts(ahead)}
+    assert last_good(known) == OLD_REVISION
+    known |= learned(known, group(0), group(1))
+    assert last_good(known) == REVISION
+    assert learned(known, group(0), group(1)) == {}
+
+
+def test_a_revision_without_a_record_has_no_facts() -> None:
+    assert learned({}, group(0), group(1)) == {}

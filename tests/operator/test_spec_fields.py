@@ -11,7 +11,7 @@ import pytest
 from hpu_engine.contract import FailureReason, TerminationMessage
 from hpu_operator.api.inference import Spec
 from hpu_operator.domain.desired import render_record
-from hpu_operator.domain.diagnosis import diagnose_pod
+from hpu_operator.domain.diagnosis.questions import diagnose_pod
 from hpu_operator.domain.engine_arguments import engine_arguments
 from hpu_operator.domain.names import GroupId, group_labels
 from hpu_operator.domain.observed import read_groups
@@ -90,7 +90,7 @@ def test_a_failure_of_a_worker_is_no_fields_fault() -> None:
             {"resources": {"limits": {"memory": "2048Mi"}}},
             "killed at its memory limit (spec.pod.resources.limits.memory 2Gi; exit code 137)",
         ),
-        ({}, "killed for want of memory on its node (spec.pod.resources.limits.memory, which is not set;"),
+        ({}, "killed because its node ran out of memory (spec.pod.resources.limits.memory, which is not set;"),
     ],
 )
 def test_a_container_that_is_killed_for_memory_names_its_limit(resources: dict[str, Any], text: str) -> None:

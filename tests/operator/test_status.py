@@ -14,25 +14,32 @@ from hpu_engine.contract import FailureReason, Phase, TerminationMessage
 from hpu_operator.api.crd import structural_schema
 from hpu_operator.api.inference import Status
 from hpu_operator.api.reasons import CATALOGUE, Reason, is_failure
-from hpu_operator.domain.diagnosis import Diagnosis
+from hpu_operator.domain.diagnosis.questions import Diagnosis
+from hpu_operator.domain.facts import Facts
 from hpu_operator.domain.observed import Group, Observed, Pod
-from hpu_operator.domain.status import (
-    Situation,
-    Subject,
+from hpu_operator.domain.rollout.decide import Wanted, learn
+from hpu_operator.domain.rollout.slots import is_settled, slots
+from hpu_operator.domain.status.conditions import Situation, Subject
+from hpu_operator.domain.status.document import (
     build_status,
     invalid_status,
     leaving_status,
     only_progress,
 )
 from tests.operator.objects import NOW, OLD_REVISION, REVISION, control, group, pod, recorded, spec
+from tests.operator.simulation import restarted
 
 SUBJECT = Subject("team", "smol", 7)
 
 
 def status(
-    *groups: Group, replicas: int = 2, problem: Diagnosis | None = None, previous: dict[str, Any] | None = None
+    *groups: Group,
+    replicas: int = 2,
+    problem: Diagnosis | None = None,
+    previous: dict[str, Any] | None = None,
+    target: str = REVISION,
 ) -> dict[str, Any]:
-    seen = Situation(SUBJECT, spec(replicas=replicas), REVISION, "engine:1", Observed(groups), problem)
+    seen = Situation(SUBJECT, spec(replicas=replicas), REVISION, target, "engine:1", Observed(groups), problem)
     return build_status(seen, previous or {}, NOW)
 
 
@@ -86,6 +93,23 @@ def test_ready_is_never_about_pods_of_an_old_revision() -> None:
     assert found["Ready"] == ("False", "RollingOut")
     assert found["Available"] == ("True", "Answering")
     assert found["WarmedUp"][0] == "False"
+
+
+def test_groups_that_go_back_to_another_revision_are_not_called_updated_or_ready() -> None:
+    found = status(group(0, OLD_REVISION), group(1, OLD_REVISION), target=OLD_REVISION)
+    assert (found["readyReplicas"], found["updatedReplicas"], found["updatedReadyReplicas"]) == (2, 0, 0)
+    assert found["revision"] == REVISION
+    said = conditions(found)
+    assert said["Ready"] == said["WarmedUp"] == ("False", "RollingOut")
+    assert said["Available"] == ("True", "Answering")
+    assert message(found, "Ready") == f"groups go to revision {OLD_REVISION}, not to {REVISION} of the spec"
+
+
+def test_on_the_way_back_status_says_what_is_missing_and_where_the_groups_go() -> None:
+    found = status(starting(0, revision=OLD_REVISION), group(1), target=OLD_REVISION)
+    assert (found["updatedReplicas"], found["updatedReadyReplicas"]) == (1, 1)
+    assert conditions(found)["Ready"] == ("False", "Loading")
+    assert message(found, "Ready").endswith(f"; groups go to revision {OLD_REVISION}, not to {REVISION} of the spec")
 
 
 def test_every_condition_is_about_the_generation_it_names() -> None:
@@ -178,6 +202,14 @@ def test_a_group_between_crashes_is_available_but_not_ready() -> None:
     assert found["Available"][0] == "True"
 
 
+def test_a_rollout_is_not_complete_while_a_replaced_group_is_still_there() -> None:
+    found = status(group(0), group(0, OLD_REVISION), group(1))
+    assert conditions(found)["Ready"] == ("True", "Answering")
+    assert conditions(found)["Progressing"] == ("True", "Draining")
+    assert message(found, "Progressing") == "1 replaced groups are leaving"
+    assert (found["replicas"], found["readyReplicas"], found["updatedReplicas"]) == (2, 2, 2)
+
+
 def test_scaled_to_zero_is_not_ready_and_not_progressing() -> None:
     found = conditions(status(replicas=0))
     assert found["Ready"] == ("False", "ScaledToZero")
@@ -243,10 +275,11 @@ def any_pod(choice: str) -> Pod:
         "broken": pod(ready=False, status=dict(recorded("crashloop-backoff").status)),
         "leaving": pod(in_service=False),
         "deleting": pod(deleting=True),
+        "restarted": restarted("smol-0", NOW),
     }[choice]
 
 
-choices = st.sampled_from(["ready", "loading", "warming", "warm", "broken", "leaving", "deleting"])
+choices = st.sampled_from(["ready", "loading", "warming", "warm", "broken", "leaving", "deleting", "restarted"])
 any_groups = st.lists(
     st.builds(
         lambda index, revision, choice, leaving: group(index, revision, any_pod(choice), leaving=leaving),
@@ -266,9 +299,11 @@ def test_whatever_is_observed_status_is_sound(groups: list[Group], replicas: int
     assert Status.model_validate(found).model_dump(mode="json", by_alias=True, exclude_none=True) == found
     assert list(said) == sorted(said) == ["Accepted", "Available", "Progressing", "Ready", "WarmedUp"]
     assert {Reason(reason) for _, reason in said.values()} <= set(CATALOGUE)
-    current = [item for item in groups if item.id.revision == REVISION and item.ready and item.id.index < replicas]
-    ready_now = replicas > 0 and len({item.id.index for item in current}) == replicas
-    assert (said["Ready"][0] == "True") <= ready_now, "Ready without a ready group of this revision at every index"
+    held = slots(replicas, REVISION, groups)
+    settled = bool(held) and all(slot.successor and is_settled(slot.successor, NOW) for slot in held)
+    assert (said["Ready"][0] == "True") == settled, "Ready is what a rollout waits for"
+    assert settled == bool(learn(Wanted(replicas, REVISION, {REVISION: Facts()}), Observed(tuple(groups)), NOW))
+    assert not settled or all(slot.answers for slot in held)
     assert (said["Ready"][0] == "True") <= (said["Available"][0] == "True")
     assert not (said["Progressing"][0] == "True" and is_failure(Reason(said["Progressing"][1])))
     assert status(*groups, replicas=replicas, previous=found) == found, "an unchanged truth is an unchanged object"

@@ -7,7 +7,8 @@ import pytest
 from hpu_engine.planning.cards import CARDS
 from hpu_engine.planning.layout import Layout
 from hpu_engine.planning.memory.budget import limit_violations
-from hpu_engine.planning.plan import PlanRequest, make_plan
+from hpu_engine.planning.plan import make_plan
+from hpu_engine.planning.settle import Specification, settle
 from hpu_engine.planning.shapes.limits import StepLimits
 from hpu_engine.planning.violations import PlanError
 from tests.planning.facts import ERNIE_21B, ERNIE_300B, LLAMA_405B, published
@@ -47,34 +48,32 @@ def test_the_nearest_valid_budget_is_valid_and_so_is_the_default(length: int, se
             for value in violation.nearest:
                 again = limit_violations(model, StepLimits(length, sequences, value, 128))
                 assert not [v for v in again if v.rule != "block-size"], (budget, value, again)
-    request = PlanRequest(model, CARDS["gaudi2"], max_model_len=length, max_num_seqs=sequences)
-    rules = {v.rule for v in limit_violations(model, request.limits())}
-    assert not rules - {"usable"}, request.limits()
+    assert settle(Specification(model, CARDS["gaudi2"], max_model_len=length, max_num_seqs=sequences)).fits
 
 
 def test_a_model_length_beyond_the_cache_names_the_longest_that_fits() -> None:
     model, layout = published(ERNIE_300B), Layout(1, 8, 8)
-    plan = make_plan(PlanRequest(model, CARDS["gaudi2"], layout, max_model_len=131_072))
+    plan = make_plan(Specification(model, CARDS["gaudi2"], layout, max_model_len=131_072))
     assert not plan.fits
-    (violation,) = plan.violations
+    (violation,) = plan.settled.violations
     assert (violation.field, violation.rule) == ("maxModelLen", "memory")
     (possible,) = violation.nearest
-    assert make_plan(PlanRequest(model, CARDS["gaudi2"], layout, max_model_len=possible)).fits
+    assert make_plan(Specification(model, CARDS["gaudi2"], layout, max_model_len=possible)).fits
 
 
 def test_weights_beyond_the_card_are_said_to_be_that() -> None:
-    plan = make_plan(PlanRequest(published(LLAMA_405B), CARDS["gaudi2"], Layout(8), max_model_len=4096))
-    assert [violation.field for violation in plan.violations] == ["weights"]
+    plan = make_plan(Specification(published(LLAMA_405B), CARDS["gaudi2"], Layout(8), max_model_len=4096))
+    assert [violation.field for violation in plan.settled.violations] == ["weights"]
 
 
 def test_too_many_blocks_are_refused_with_the_number_that_fits() -> None:
-    request = PlanRequest(published(ERNIE_21B), CARDS["gaudi2"], max_model_len=4096, kv_blocks=1_000_000)
-    (violation,) = make_plan(request).violations
-    assert violation.field == "kvBlocks"
+    request = Specification(published(ERNIE_21B), CARDS["gaudi2"], max_model_len=4096, num_kv_blocks=1_000_000)
+    (violation,) = make_plan(request).settled.violations
+    assert violation.field == "numKvBlocks"
     (possible,) = violation.nearest
-    assert make_plan(PlanRequest(request.model, request.card, max_model_len=4096, kv_blocks=possible)).fits
+    assert make_plan(Specification(request.model, request.card, max_model_len=4096, num_kv_blocks=possible)).fits
 
 
 def test_a_contradiction_is_an_error_and_not_a_plan() -> None:
     with pytest.raises(PlanError, match="nearest valid: 128"):
-        make_plan(PlanRequest(published(ERNIE_21B), CARDS["gaudi2"], max_batched_tokens=64, max_num_seqs=8))
+        make_plan(Specification(published(ERNIE_21B), CARDS["gaudi2"], max_num_batched_tokens=64, max_num_seqs=8))

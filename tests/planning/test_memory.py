@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from hpu_engine.model.kv_cache import allocate_kv_cache
+from hpu_engine.device.cpu.device import CpuDevice
 from hpu_engine.model.weights.loading import load_parameters
 from hpu_engine.model.weights.name_table import expand
 from hpu_engine.model.weights.placement import Placement
@@ -17,7 +17,7 @@ from hpu_engine.planning import read_model_description
 from hpu_engine.planning.cards import CARDS, GIB, Calibration, CalibrationError, read_calibration
 from hpu_engine.planning.layout import Layout, layout_violations
 from hpu_engine.planning.memory.activations import activation_plan
-from hpu_engine.planning.memory.plan import SCRATCH_BLOCKS, MemoryPlan, memory_plan
+from hpu_engine.planning.memory.plan import MemoryPlan, memory_plan
 from hpu_engine.planning.memory.weights import kv_bytes_per_block, kv_bytes_per_token, weight_bytes, weight_lines
 from hpu_engine.planning.model.description import ModelDescription
 from hpu_engine.planning.model.parameters import Part, parameter_count, tensor_table
@@ -63,10 +63,17 @@ def test_predicted_weight_bytes_are_those_of_transformers_model(family: str) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_predicted_cache_bytes_are_those_of_the_real_cache(family: str, dtype: str) -> None:
     model = read_model_description(tiny(family))
-    caches = allocate_kv_cache(model, 7, 16, getattr(torch, dtype))
+    caches = CpuDevice().new_kv_cache(
+        layers=model.layers,
+        pages=7 + 1,
+        kv_heads=model.kv_heads,
+        block_size=16,
+        head_dim=model.head_dim,
+        dtype=getattr(torch, dtype),
+    )
     real = sum(t.numel() * t.element_size() for cache in caches for t in (cache.keys, cache.values))
     block = kv_bytes_per_block(model, Layout(), dtype, 16)  # type: ignore[arg-type]
-    assert real == (7 + SCRATCH_BLOCKS) * block
+    assert real == (7 + 1) * block
 
 
 @pytest.mark.parametrize("name", [LLAMA_8B, ERNIE_21B, ERNIE_300B, "Qwen/Qwen3-235B-A22B"])
@@ -109,6 +116,7 @@ def plan_of(model: ModelDescription, layout: Layout, card: str = "gaudi2", **lim
         layout,
         CARDS[card],  # type: ignore[index]
         StepLimits(**(settings | limits)),  # type: ignore[arg-type]
+        dtype="bfloat16",
         weight_format="bfloat16",
         kv_format="bfloat16",
         recipes=128,
@@ -139,7 +147,7 @@ def test_visible_memory_is_that_of_the_cards() -> None:
 def test_a_model_that_does_not_fit_says_how_much_is_missing() -> None:
     plan = plan_of(published(ERNIE_300B), Layout())
     assert not plan.fits
-    assert plan.shortfall_bytes > weight_bytes(published(ERNIE_300B), Layout(), "bfloat16") - plan.visible_bytes
+    assert plan.shortfall_bytes > weight_bytes(published(ERNIE_300B), Layout(), "bfloat16") - (plan.visible_bytes or 0)
 
 
 def test_a_measured_constant_replaces_the_published_one(tmp_path: Path) -> None:
@@ -152,7 +160,9 @@ def test_a_measured_constant_replaces_the_published_one(tmp_path: Path) -> None:
     assert card.memory_bandwidth == CARDS["gaudi2"].memory_bandwidth
     model = published(LLAMA_8B)
     limits = StepLimits(4096, 64, 2048, 128)
-    plan = memory_plan(model, Layout(), card, limits, weight_format="bfloat16", kv_format="bfloat16", recipes=10)
+    plan = memory_plan(
+        model, Layout(), card, limits, dtype="bfloat16", weight_format="bfloat16", kv_format="bfloat16", recipes=10
+    )
     assert plan.graph_bytes == 10 << 20
 
 

@@ -14,8 +14,9 @@ import pytest
 from hpu_engine.contract import ExitCode
 from hpu_engine.planning.cards import CARDS
 from hpu_engine.planning.layout import Layout
-from hpu_engine.planning.plan import PlanRequest, make_plan
+from hpu_engine.planning.plan import make_plan
 from hpu_engine.planning.report import plan_document, plan_text
+from hpu_engine.planning.settle import Specification
 from tests.planning.facts import ERNIE_21B, ERNIE_300B, LLAMA_405B, published, published_configs
 
 
@@ -43,7 +44,7 @@ def test_the_table_answers_first_and_explains_after(config: Path) -> None:
     assert done.returncode == 0, done.stderr
     head, *_ = done.stdout.split("\n\n")
     rows = [line.split("  ")[0] for line in head.splitlines()]
-    assert rows == ["verdict", "model", "cards", "KV tokens", "buckets", "warm-up", "bytes/token"]
+    assert rows == ["verdict", "model", "cards", "step", "KV tokens", "buckets", "warm-up", "bytes/token"]
     assert head.splitlines()[0].startswith("verdict      fits: 40.66 GiB weights")
     assert "not calibrated" in head
     assert "memory of one card" in done.stdout
@@ -56,7 +57,7 @@ def test_a_directory_is_taken_as_well(config: Path) -> None:
 
 def test_the_document_is_what_the_function_gives(config: Path) -> None:
     done = run("--config", config, "--card", "gaudi3", "--max-model-len", "8192", "--json")
-    expected = make_plan(PlanRequest(published(ERNIE_21B), CARDS["gaudi3"], max_model_len=8192))
+    expected = make_plan(Specification(published(ERNIE_21B), CARDS["gaudi3"], max_model_len=8192))
     assert json.loads(done.stdout) == json.loads(json.dumps(plan_document(expected)))
 
 
@@ -65,8 +66,8 @@ def test_a_plan_that_does_not_fit_exits_with_resources_and_says_what_would(tmp_p
     assert done.returncode == ExitCode.RESOURCES
     document: dict[str, Any] = json.loads(done.stdout)
     assert document["fits"] is False
-    assert document["violations"][0]["field"] == "weights"
-    assert document["memory"]["shortfall"] > 0
+    assert document["settled"]["violations"][0]["field"] == "weights"
+    assert document["settled"]["memory"]["shortfallBytes"] > 0
     assert set(document["possible"]) >= {"fp8 weights", "gaudi3"}
 
 
@@ -81,9 +82,11 @@ def test_a_trace_changes_the_buckets(config: Path, tmp_path: Path) -> None:
     trace = tmp_path / "lengths.json"
     trace.write_text(json.dumps([[50 + i % 20, 200] for i in range(300)]))
     common = ("--config", config, "--max-model-len", "4096", "--json", "--recipes", "40")
-    fitted, assumed = (json.loads(run(*common, *extra).stdout) for extra in (("--trace", trace), ()))
-    assert fitted["buckets"]["recipes"] <= 40
-    assert fitted["buckets"] != assumed["buckets"]
+    fitted, assumed = (
+        json.loads(run(*common, *extra).stdout)["settled"]["buckets"] for extra in (("--trace", trace), ())
+    )
+    assert fitted["recipes"] <= 40
+    assert fitted != assumed
 
 
 def test_the_picture_is_drawn(config: Path, tmp_path: Path) -> None:
@@ -101,7 +104,11 @@ def test_the_picture_is_drawn(config: Path, tmp_path: Path) -> None:
         ((), ExitCode.USAGE, ["--model", "--config"]),
         (("--config", "{config}", "--model", "."), ExitCode.USAGE, ["one of them"]),
         (("--config", "{config}", "--tensor-parallel-size", "8"), ExitCode.USAGE, ["heads 20", "nearest valid: 4"]),
-        (("--config", "{config}", "--max-num-batched-tokens", "100"), ExitCode.USAGE, ["below the block size 128"]),
+        (
+            ("--config", "{config}", "--max-num-batched-tokens", "100"),
+            ExitCode.USAGE,
+            ["--max-num-batched-tokens=100: below --block-size 128"],
+        ),
         (("--config", "{config}", "--recipes", "3"), ExitCode.USAGE, ["at least 5"]),
         (("--config", "{config}", "--trace", "nothing.json"), ExitCode.USAGE, ["nothing.json", "No such file"]),
         (("--config", "{config}", "--trace", "{config}"), ExitCode.USAGE, ["config.json", "[prompt, output]"]),
@@ -131,7 +138,7 @@ def test_a_trace_entry_that_is_no_pair_is_named(config: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("name", [ERNIE_300B, LLAMA_405B])
 def test_a_plan_of_the_largest_models_takes_less_than_a_second(name: str) -> None:
     layout = Layout(8, 1, 8) if name == ERNIE_300B else Layout(8)
-    request = PlanRequest(published(name), CARDS["gaudi3"], layout)
+    request = Specification(published(name), CARDS["gaudi3"], layout)
     seconds = []
     for _ in range(3):
         started = time.process_time()

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from hpu_operator.api.reasons import Reason
-from hpu_operator.domain.diagnosis import Diagnosis, diagnose_pod
+from hpu_operator.domain.diagnosis.questions import Diagnosis, diagnose_pod
 from hpu_operator.domain.observed import Event, read_pod
 from tests.cluster.api import ApiError
 from tests.cluster.fleet import Fleet

@@ -1,6 +1,7 @@
 """`hpu-engine serve` with another worker: `python -m tests.server.launch COMMAND FLAGS`, a JSON list and an object.
 
-Beside the settings, `failed_linger_seconds` gives a test more time to look at a server that has failed.
+Beside the settings, `failed_linger_seconds` gives a test more time to look at a server that has failed; `ranks` and
+`tensor` make a pod of several workers.
 """
 
 from __future__ import annotations
@@ -14,4 +15,5 @@ from hpu_engine.settings.serve import load_settings
 if __name__ == "__main__":
     command, flags = map(json.loads, sys.argv[1:])
     run.FAILED_LINGER_SECONDS = flags.pop("failed_linger_seconds", run.FAILED_LINGER_SECONDS)
-    sys.exit(run.run(load_settings(flags), (sys.executable, "-m", *command)))
+    layout = run.PodLayout(flags.pop("ranks", 1), flags.pop("tensor", 1), (sys.executable, "-m", *command))
+    sys.exit(run.run(load_settings(flags), layout))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -116,6 +117,12 @@ class RunningServer:
     def worker_pid(self) -> int:
         (worker,) = self._children()
         return worker
+
+    def worker_pids(self) -> dict[tuple[int, int], int]:
+        """Processes of a pod with several workers, by rank and worker."""
+        started = [line for line in self.log.splitlines() if "worker started" in line]
+        facts = [dict(re.findall(r"(\w+)=(\d+)", line)) for line in started]
+        return {(int(fact["rank"]), int(fact["worker"])): int(fact["pid"]) for fact in facts}
 
     def termination(self) -> TerminationMessage:
         text = self.termination_log.read_text()

@@ -51,7 +51,10 @@ def scores_of(token: int, count: int) -> TokenLogprobs:
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`fatal_after_buckets` and `die_after_steps` choose the moment of a death; `die_saying` goes to stderr first."""
+    """`die_after_steps` and `end_after_seconds` choose the moment of a death; `die_saying` goes to stderr first.
+
+    `workers` has what differs for single workers, by `rank.worker`.
+    """
 
     bucket_seconds: float = 0.0
     step_seconds: float = 0.0
@@ -66,8 +69,12 @@ class Script(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tokens_per_step: int = 1
     linger_seconds: float = 0.0
     """How long the process lives on after its socket is closed, when it fails before serving."""
+    end_after_seconds: float | None = None
+    """How long after the place `end` a serving worker ends, by its `fatal` or by dying."""
     hold: str | None = None
-    """A folder: while it has a file named after a place, the worker stays there: `compile`, `load`, a shape, `step`."""
+    """A folder: while it has a file named after a place, the worker stays there: `compile`, `load`, a shape, `step`,
+    `end`. A file `step@1.0` holds one worker."""
+    workers: dict[str, dict[str, Any]] = {}
 
 
 class Row:
@@ -120,6 +127,8 @@ class ScriptedWorker:
         self.connection = connection
         self.script = script
         self.block_size = 0
+        self.name = ""
+        self.worker = 0
         self.rows: dict[str, Row] = {}
         self.samples: Counter[str] = Counter()
         self.steps = 0
@@ -127,23 +136,23 @@ class ScriptedWorker:
     def run(self) -> int:
         configure = self.connection.receive()
         assert isinstance(configure, Configure)
-        script = self.script
+        self.worker, self.name = configure.worker, f"{configure.rank}.{configure.worker}"
+        self.script = script = msgspec.structs.replace(self.script, **self.script.workers.get(self.name, {}))
         self.block_size = configure.config.block_size
         if self.is_held("compile"):
-            self.connection.send(Progress(phase=Phase.STARTING, current="compiling kernels"))
+            self.progress(Progress(phase=Phase.STARTING, current="compiling kernels"))
             self.stay("compile")
-        self.connection.send(Progress(phase=Phase.LOADING, done=0, total=1000))
+        self.progress(Progress(phase=Phase.LOADING, done=0, total=1000))
         self.stay("load")
-        if script.fatal is not None:
-            fatal = msgspec.convert(script.fatal, Fatal)
-            self.connection.send(fatal)
-            self.linger()
-            return EXIT_CODES[FailureReason(fatal.reason)]
-        if script.die_after_steps is None and (script.die_saying or script.die_with_code is not None):
-            return self.die()
-        self.connection.send(Progress(phase=Phase.LOADING, done=1000, total=1000))
+        if script.end_after_seconds is None:
+            if script.fatal is not None:
+                return self.say_fatal(script.fatal)
+            if script.die_after_steps is None and (script.die_saying or script.die_with_code is not None):
+                return self.die()
+        self.progress(Progress(phase=Phase.LOADING, done=1000, total=1000))
         self.connection.send(
             Loaded(
+                worker=self.worker,
                 max_model_len=script.max_model_len,
                 num_kv_blocks=script.num_kv_blocks,
                 block_size=self.block_size,
@@ -156,15 +165,21 @@ class ScriptedWorker:
         )
         for bucket in range(script.buckets):
             name = f"tokens={256 >> bucket}"
-            self.connection.send(Progress(phase=Phase.WARMING_UP, done=bucket, total=script.buckets, current=name))
+            self.progress(Progress(phase=Phase.WARMING_UP, done=bucket, total=script.buckets, current=name))
             self.stay(name)
             time.sleep(script.bucket_seconds)
-        self.connection.send(Progress(phase=Phase.WARMING_UP, done=script.buckets, total=script.buckets))
-        self.connection.send(Ready())
+        self.progress(Progress(phase=Phase.WARMING_UP, done=script.buckets, total=script.buckets))
+        self.connection.send(Ready(worker=self.worker))
         return self.serve()
 
+    def progress(self, progress: Progress) -> None:
+        self.connection.send(msgspec.structs.replace(progress, worker=self.worker))
+
     def is_held(self, place: str) -> bool:
-        return self.script.hold is not None and (Path(self.script.hold) / place).exists()
+        if self.script.hold is None:
+            return False
+        hold = Path(self.script.hold)
+        return (hold / place).exists() or (hold / f"{place}@{self.name}").exists()
 
     def stay(self, place: str) -> None:
         while self.is_held(place):
@@ -174,6 +189,12 @@ class ScriptedWorker:
         if self.script.linger_seconds:
             os.close(self.connection.fileno())
             time.sleep(self.script.linger_seconds)
+
+    def say_fatal(self, words: dict[str, Any]) -> int:
+        fatal = msgspec.convert({**words, "worker": self.worker}, Fatal)
+        self.connection.send(fatal)
+        self.linger()
+        return EXIT_CODES[FailureReason(fatal.reason)]
 
     def die(self) -> int:
         self.linger()
@@ -188,7 +209,10 @@ class ScriptedWorker:
         while True:
             if not self.rows or self.is_held("step"):
                 self.heartbeat()
-                poll.poll(IDLE_HEARTBEAT_SECONDS * 1000)
+                poll.poll(20 if self.script.end_after_seconds is not None else IDLE_HEARTBEAT_SECONDS * 1000)
+            if self.script.end_after_seconds is not None and not self.is_held("end"):
+                time.sleep(self.script.end_after_seconds)
+                os._exit(self.die() if self.script.fatal is None else self.say_fatal(self.script.fatal))
             messages, is_open = self.connection.receive_pending()
             for message in messages:
                 if isinstance(message, Submit):
@@ -242,6 +266,7 @@ class ScriptedWorker:
     def heartbeat(self) -> None:
         self.connection.send(
             Heartbeat(
+                worker=self.worker,
                 steps=self.steps,
                 running=len(self.rows),
                 waiting=0,

@@ -12,8 +12,8 @@ import pytest
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.server.errors import ApiError
 from hpu_engine.server.metrics import Metrics
-from hpu_engine.server.pod.rank import Rank
-from hpu_engine.server.requests.generation import Generation, Sink
+from hpu_engine.server.pod.served_rank import ServedRank
+from hpu_engine.server.requests.sequence import ServedSequence, Sink
 from hpu_engine.text.detokenizer import Detokenizer, TokenText
 from hpu_engine.wire.messages import Rejected, Submit
 from tests.server.running import RunningServer, post
@@ -79,9 +79,9 @@ def test_the_last_token_of_room_is_given(small_pool: RunningServer) -> None:
 @pytest.mark.parametrize("field", ["prompt", "messages"])
 async def test_a_prompt_that_the_worker_refuses_has_the_clients_name_for_it(field: str) -> None:
     metrics = Metrics("tiny").for_rank(0)
-    rank = Rank(0, metrics)
+    rank = ServedRank(0, metrics)
     sink: Sink = asyncio.Queue()
-    generation = Generation(
+    sequence = ServedSequence(
         request_id="a",
         index=0,
         prompt_tokens=1,
@@ -91,8 +91,8 @@ async def test_a_prompt_that_the_worker_refuses_has_the_clients_name_for_it(fiel
         metrics=metrics,
         prompt_field=field,
     )
-    rank.submit(generation, Submit(request_id="a", prompt_token_ids=(1,), params=SamplingParams(max_tokens=1)))
-    rank.handle(Rejected(request_id="a", message="token id 1 is unknown", param="prompt"))
+    rank.sequences.submit(sequence, Submit(request_id="a", prompt_token_ids=(1,), params=SamplingParams(max_tokens=1)))
+    rank.handle(rank.workers[0], Rejected(request_id="a", message="token id 1 is unknown", param="prompt"))
     error = sink.get_nowait()
     assert isinstance(error, ApiError)
     assert (error.status, error.param) == (400, field)

@@ -12,9 +12,11 @@ import pytest
 from hpu_engine.server.api.protocol import CompletionRequest
 from hpu_engine.server.metrics import Metrics
 from hpu_engine.server.model_files import load_model
-from hpu_engine.server.pod.rank import Rank
-from hpu_engine.server.requests.admission import Engine
-from hpu_engine.server.requests.jobs import make_job, sample_seed
+from hpu_engine.server.pod.pod import Pod
+from hpu_engine.server.pod.served_rank import ServedRank
+from hpu_engine.server.requests.admission import Admission
+from hpu_engine.server.requests.sequence_request import make_sequence_request, sample_seed
+from hpu_engine.settings.serve import load_settings
 from hpu_engine.wire.framing import ServerConnection
 from hpu_engine.wire.messages import Submit, ToWorker
 from tests.server.running import RunningServer, post
@@ -53,13 +55,16 @@ async def test_a_prompt_is_sent_to_the_worker_once_for_all_its_samples(shell: Pa
         def send(self, message: ToWorker) -> None:
             sent.append(message)
 
-    rank = Rank(0, Metrics("tiny").for_rank(0))
+    rank = ServedRank(0, Metrics("tiny").for_rank(0))
     rank.connect(Line())
     prompts = [(1, 2, 3), (4, 5)]
     model = load_model(shell)
     request = CompletionRequest.model_validate({"n": 3, "prompt": "?"})
-    jobs = [make_job(prompt, request, 4, model, continues=True, prompt_field="prompt") for prompt in prompts]
-    Engine([rank], 100).open(jobs)
+    wanted = [
+        make_sequence_request(prompt, request, 4, model, continues=True, prompt_field="prompt") for prompt in prompts
+    ]
+    settings = load_settings({"model": str(shell)})
+    Admission(Pod([rank], settings.identity(), settings.plan_input()), 100).open(wanted)
     submits = [message for message in sent if isinstance(message, Submit)]
     assert [submit.prompt_token_ids for submit in submits] == [(1, 2, 3), (), (), (4, 5), (), ()]
 

@@ -52,7 +52,7 @@ def test_what_clients_send_is_unpacked(data: bytes, encoding: str) -> None:
     ids=["nothing-gzip", "nothing", "plain", "cut-gzip", "more-behind", "many-members", "cut-zlib", "cut-deflate"],
 )
 def test_what_is_damaged_is_refused(data: bytes, encoding: str) -> None:
-    with pytest.raises(ApiError, match=f"damaged: it is not the `{encoding}`"):
+    with pytest.raises(ApiError, match=f"damaged: it is not valid `{encoding}`"):
         unpack(data, encoding, 1000)
 
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 TORCH_FREE = {
-    "operator": ["hpu_operator.main", "hpu_operator.handlers", "hpu_engine.planning", "hpu_engine.contract"],
+    "operator": ["hpu_operator.main", "hpu_operator.process", "hpu_engine.planning", "hpu_engine.contract"],
     "engine": [
         "hpu_engine",
         "hpu_engine.cli",

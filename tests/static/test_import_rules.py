@@ -20,7 +20,7 @@ PLANNING_MAY_IMPORT = {"pydantic", "pydantic_core", "hpu_engine", "matplotlib"}
 
 
 def modules_imported_by(file: Path) -> Iterator[str]:
-    """Full names of what a file imports, at any depth, type-checking blocks excepted."""
+    """Full names of the modules and their members that a file imports at any depth, type-checking blocks excepted."""
     tree = ast.parse(file.read_text(), filename=str(file))
     typing_only = {
         id(node)
@@ -35,6 +35,7 @@ def modules_imported_by(file: Path) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def files_below(folder: Path) -> list[Path]:
@@ -62,6 +63,26 @@ def test_the_torch_free_rooms_import_no_torch() -> None:
     assert offenders(torch_free, {"torch", "habana_frameworks"}) == []
 
 
+MAKERS = {"tensor", "zeros", "ones", "empty", "full", "arange", "rand", "randn", "randint", "randperm", "frombuffer"}
+"""Functions of torch that make a tensor on the host unless they are told where."""
+
+
+def test_models_and_steps_make_no_tensor_without_saying_where() -> None:
+    """A device's own rooms may; what runs on every device may not."""
+    silent = [
+        f"{file.relative_to(ROOT)}:{call.lineno} torch.{call.func.attr}"
+        for room in ("model", "step", "group")
+        for file in files_below(ENGINE / room)
+        for call in ast.walk(ast.parse(file.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and (call.func.value.id, call.func.attr in MAKERS) == ("torch", True)
+        and "device" not in {keyword.arg for keyword in call.keywords}
+    ]
+    assert silent == []
+
+
 def test_only_the_hpu_device_imports_habana_frameworks() -> None:
     others = [file for file in files_below(ENGINE) if file != ENGINE / "device" / "hpu.py"]
     assert offenders(others, {"habana_frameworks"}) == []
@@ -86,9 +107,22 @@ def test_the_operators_domain_is_pure() -> None:
     assert offenders(files_below(OPERATOR / "domain"), impure) == []
 
 
-def test_only_handlers_and_main_import_kopf() -> None:
-    doors = {OPERATOR / "handlers.py", OPERATOR / "main.py"}
-    assert offenders([file for file in files_below(OPERATOR) if file not in doors], {"kopf"}) == []
+def test_only_handlers_import_kopf() -> None:
+    others = [file for file in files_below(OPERATOR) if file != OPERATOR / "handlers.py"]
+    assert offenders(others, {"kopf"}) == []
+
+
+def module_of(file: Path) -> str:
+    parts = file.relative_to(OPERATOR.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_modules_of_the_operator_import_each_other_in_a_circle() -> None:
+    names_in = {module_of(file): file for file in files_below(OPERATOR)}
+    left = {name: set(modules_imported_by(file)) & set(names_in) for name, file in names_in.items()}
+    while free := {name for name, needs in left.items() if not needs & set(left)}:
+        left = {name: needs for name, needs in left.items() if name not in free}
+    assert left == {}
 
 
 def test_the_operator_knows_only_planning_and_contract_of_the_engine() -> None:

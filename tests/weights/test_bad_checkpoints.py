@@ -22,8 +22,8 @@ from hpu_engine.model.weights.loading import load_parameters, take_parameters
 from hpu_engine.model.weights.name_table import expand
 from hpu_engine.model.weights.placement import Placement
 from hpu_engine.model.weights.safetensors_files import list_tensors
+from hpu_engine.planning import ModelConfigError, read_model_description
 from hpu_engine.planning.layout import Layout
-from hpu_engine.planning.model.description import ModelConfigError, read_model_description
 from hpu_engine.planning.violations import PlanError
 from hpu_engine.settings.engine import EngineConfig
 from hpu_engine.worker.start_up import StartUpError, open_rank

@@ -19,8 +19,8 @@ from hpu_engine.model.weights.loading import load_parameters, take_parameters
 from hpu_engine.model.weights.name_table import NameTable, expand
 from hpu_engine.model.weights.placement import Placement
 from hpu_engine.model.weights.reading import CheckpointReader, byte_runs
+from hpu_engine.planning import read_model_description
 from hpu_engine.planning.layout import Layout
-from hpu_engine.planning.model.description import read_model_description
 from tests.models.tiny import FAMILIES, tiny
 
 LAYOUTS = [Layout(), Layout(2), Layout(2, 1, 2), Layout(1, 2, 2), Layout(2, 2, 4)]
@@ -162,7 +162,7 @@ import torch
 from pathlib import Path
 from hpu_engine.model.weights.loading import load_parameters
 from hpu_engine.model.weights.name_table import expand
-from hpu_engine.planning.model.description import read_model_description
+from hpu_engine.planning import read_model_description
 directory = Path(sys.argv[1])
 table = expand(read_model_description(directory))
 def memory(field):

@@ -10,7 +10,7 @@ import torch
 
 from hpu_engine.model.weights.loading import load_parameters
 from hpu_engine.model.weights.name_table import NameTable, expand
-from hpu_engine.planning.model.description import read_model_description
+from hpu_engine.planning import read_model_description
 from tests.models.upcycled import smollm2_ernie_moe
 
 ROUNDS = 4

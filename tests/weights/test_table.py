@@ -12,8 +12,8 @@ from hpu_engine.model.weights.checking import check_stored
 from hpu_engine.model.weights.name_table import expand
 from hpu_engine.model.weights.placement import Placement
 from hpu_engine.model.weights.safetensors_files import list_tensors
+from hpu_engine.planning import ModelDescription, read_model_description
 from hpu_engine.planning.layout import Layout
-from hpu_engine.planning.model.description import ModelDescription, read_model_description
 from hpu_engine.planning.model.parameters import Cut, parameter_count, tensor_table
 from tests.models.tiny import FAMILIES, tiny
 

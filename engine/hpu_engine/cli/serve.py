@@ -90,8 +90,9 @@ def _objection_to_the_budget(settings: ServeSettings) -> str | None:
     """
     if settings.max_num_batched_tokens is None:
         return None
-    from hpu_engine.planning.memory.budget import BUDGET, MODEL_LENGTH, SEQUENCES, budget_violations
+    from hpu_engine.planning.memory.budget import budget_violations
     from hpu_engine.planning.shapes.limits import StepLimits
+    from hpu_engine.planning.violations import in_flags
 
     limits = StepLimits(
         max_model_len=settings.max_model_len or sys.maxsize,
@@ -99,11 +100,7 @@ def _objection_to_the_budget(settings: ServeSettings) -> str | None:
         max_batched_tokens=settings.max_num_batched_tokens,
         block_size=settings.block_size,
     )
-    text = "; ".join(map(str, budget_violations(limits)))
-    names = {BUDGET: "max_num_batched_tokens", SEQUENCES: "max_num_seqs", MODEL_LENGTH: "max_model_len"}
-    for planned, field in names.items():
-        text = text.replace(planned, flag_of(field))
-    return text.replace("the block size", flag_of("block_size")) or None
+    return in_flags(budget_violations(limits)) or None
 
 
 def _refuse(message: str, termination_log: str | Path | None) -> int:

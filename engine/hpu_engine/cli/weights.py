@@ -46,8 +46,8 @@ def weights(
     from hpu_engine.model.weights.name_table import expand
     from hpu_engine.model.weights.placement import Placement
     from hpu_engine.model.weights.safetensors_files import list_tensors
+    from hpu_engine.planning import ModelConfigError, read_model_description
     from hpu_engine.planning.layout import Layout, require_valid
-    from hpu_engine.planning.model.description import ModelConfigError, read_model_description
     from hpu_engine.planning.violations import PlanError
 
     layout = Layout(tensor_parallel_size, data_parallel_size, expert_parallel_size)

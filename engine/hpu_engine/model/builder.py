@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hpu_engine.device.base import Device, Linear
-from hpu_engine.group.collectives import ALONE, Groups
-from hpu_engine.model.attention import AttentionShape
+from hpu_engine.device.base import AttentionShape, Device, HeadNorms, Linear, LinearWeights
+from hpu_engine.group.collectives import ALONE, Collectives, Groups
 from hpu_engine.model.moe.combiner import AllReduce, Combiner, ReduceScatter, SingleRank
 from hpu_engine.model.moe.dispatcher import Dispatcher, GatherDispatch, NoDispatch
 from hpu_engine.model.moe.experts import WindowExperts
@@ -19,7 +18,6 @@ from hpu_engine.model.moe.layer import MoeLayer, SharedExperts
 from hpu_engine.model.moe.router import Router, RoutingRule
 from hpu_engine.model.rotary import RotaryTable
 from hpu_engine.model.sharded import Embedding, gathered, reduced
-from hpu_engine.model.step_ops import HeadNorms, StepOps, TorchOps
 from hpu_engine.model.transformer import DenseMlp, FusedMlp, Layer, Mlp, Transformer
 from hpu_engine.model.weights.loading import OnBytes, load_parameters
 from hpu_engine.model.weights.name_table import NameTable, expand
@@ -46,16 +44,17 @@ class _Parameters:
     dtypes: dict[str, torch.dtype] = field(default_factory=dict)
 
     def take(self, name: str, value: Tensor) -> None:
-        self.tensors[name] = value
         owner = name.removesuffix(_BIAS)
         if name == "embedding" or (value.dim() == 1 and owner == name):
+            self.tensors[name] = value.to(self.device.where)
             return
+        self.tensors[name] = value
         if owner not in self.tensors or (owner in self.biased and owner + _BIAS not in self.tensors):
             return
         weight, bias = self.tensors.pop(owner), self.tensors.pop(owner + _BIAS, None)
         if self.drops_summed_bias and owner.endswith(_SUMMED):
             bias = None
-        self.linears[owner] = self.device.linear(weight, bias, rounds=not owner.endswith(_ROUTER))
+        self.linears[owner] = self.device.linear(LinearWeights(weight, bias, rounds=not owner.endswith(_ROUTER)))
         self.dtypes[owner] = weight.dtype
 
 
@@ -95,7 +94,7 @@ def assemble(
         parameters.take(name, value)
     embedding = parameters.tensors["embedding"]
     if description.tied_embeddings:
-        parameters.linears["lm_head"] = device.linear(embedding, parameters.tensors.get("lm_head_bias"))
+        parameters.linears["lm_head"] = device.linear(LinearWeights(embedding, parameters.tensors.get("lm_head_bias")))
     first_row, _ = placement.vocab_rows(description)
     worker = _Worker(description, device, placement, groups, parameters)
     heads, kv_heads, head_dim = placement.heads(description), placement.kv_heads(description), description.head_dim
@@ -107,8 +106,8 @@ def assemble(
         layers=tuple(worker.layer(index) for index in range(description.layers)),
         final_norm=parameters.tensors["final_norm"],
         lm_head=gathered(parameters.linears["lm_head"], groups.tensor),
-        rotary=RotaryTable(description.rotary, description.head_dim, max_len, dtype),
-        ops=worker.ops,
+        rotary=RotaryTable(description.rotary, head_dim, max_len, dtype, device.where),
+        device=device,
     )
 
 
@@ -121,10 +120,6 @@ class _Worker:
     placement: Placement
     groups: Groups
     parameters: _Parameters
-
-    @property
-    def ops(self) -> StepOps:
-        return self.device.step_ops or TorchOps(self.device.gate)
 
     def layer(self, index: int) -> Layer:
         prefix = f"layers.{index}."
@@ -144,11 +139,15 @@ class _Worker:
 
     def _dense(self, prefix: str) -> Mlp:
         linears = self.parameters.linears
-        return self._mlp(linears[prefix + "gate_up"], reduced(linears[prefix + "down"], self.groups.tensor))
+        return self._mlp(linears[prefix + "gate_up"], linears[prefix + "down"], self.groups.tensor)
 
-    def _mlp(self, gate_up: Linear, down: Linear) -> Mlp:
-        fused = self.ops.mlp(gate_up, down)
-        return DenseMlp(gate_up, down, self.ops) if fused is None else FusedMlp(fused)
+    def _mlp(self, gate_up: Linear, down: Linear, collectives: Collectives) -> Mlp:
+        """Its partial sums are added up over `collectives`, whether one kernel makes them or two."""
+        ops = self.device.ops
+        fused = ops.mlp(gate_up, down)
+        if fused is None:
+            return DenseMlp(gate_up, reduced(down, collectives), ops)
+        return FusedMlp(reduced(fused, collectives))
 
     def _moe(self, prefix: str) -> Mlp:
         moe = self.description.moe
@@ -185,8 +184,8 @@ class _Worker:
         linears = self.parameters.linears
         gate_up, down = linears[prefix + "shared.gate_up"], linears[prefix + "shared.down"]
         if self.groups.data.size > 1:
-            return SharedExperts(self._mlp(gate_up, reduced(down, self.groups.tensor)), is_partial=False)
-        return SharedExperts(self._mlp(gate_up, down), is_partial=self.groups.tensor.size > 1)
+            return SharedExperts(self._mlp(gate_up, down, self.groups.tensor), is_partial=False)
+        return SharedExperts(self._mlp(gate_up, down, ALONE.tensor), is_partial=self.groups.tensor.size > 1)
 
 
 def _narrow(embedding: Tensor, description: ModelDescription) -> Tensor:

@@ -10,45 +10,35 @@ import math
 import torch
 from torch import Tensor
 
+from hpu_engine.device.base import HOST, Turn
 from hpu_engine.planning.model.description import Rotary, RotaryScaling
 
 
 class RotaryTable:
     """cos and sin for positions 0..max_len-1, [max_len, head_dim] each, laid out so that one rule rotates both layouts:
-    `x * cos + swap(x) * sin`, where swap exchanges the two elements of every pair and the sign is in sin.
+    `x * cos + swap(x) * sin`, where swap exchanges the two elements of every pair and the sign is in sin. They are
+    computed on the host, in float32 whatever the device has.
     """
 
-    def __init__(self, rotary: Rotary, head_dim: int, max_len: int, dtype: torch.dtype) -> None:
+    def __init__(self, rotary: Rotary, head_dim: int, max_len: int, dtype: torch.dtype, where: torch.device) -> None:
         self.interleaved = rotary.layout == "interleaved"
         frequencies, amplitude = _frequencies(rotary, head_dim)
-        angles = torch.outer(torch.arange(max_len, dtype=torch.float32), frequencies)
+        angles = torch.outer(torch.arange(max_len, dtype=torch.float32, device=HOST), frequencies)
         cos, sin = angles.cos() * amplitude, angles.sin() * amplitude
         if self.interleaved:
             cos, sin = torch.stack((cos, cos), -1).flatten(1), torch.stack((-sin, sin), -1).flatten(1)
         else:
             cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        self._cos, self._sin = cos.to(dtype), sin.to(dtype)
+        self._cos, self._sin = cos.to(where, dtype), sin.to(where, dtype)
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [tokens, 1, head_dim] of a step's positions: gathered once, used by every layer."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
-    """`x` [tokens, heads, head_dim], turned by cos and sin of `RotaryTable.at`."""
-    turned = x * cos
-    if interleaved:
-        return turned.addcmul_(x.view(*x.shape[:-1], -1, 2).flip(-1).view(x.shape), sin)
-    # Halves are swapped where they lie: a swapped copy of `x` would cost as much as the rest.
-    half = x.shape[-1] // 2
-    turned[..., :half].addcmul_(x[..., half:], sin[..., :half])
-    turned[..., half:].addcmul_(x[..., :half], sin[..., half:])
-    return turned
+    def at(self, positions: Tensor) -> Turn:
+        """Of a step's positions [tokens]: gathered once, used by every layer."""
+        return Turn(self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1), self.interleaved)
 
 
 def _frequencies(rotary: Rotary, head_dim: int) -> tuple[Tensor, float]:
     """Angular frequencies [head_dim / 2] float32, and the factor on cos and sin."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=HOST) / head_dim
     frequencies = 1.0 / rotary.theta**exponents
     scaling = rotary.scaling
     if scaling is None:
@@ -83,7 +73,8 @@ def _yarn(frequencies: Tensor, scaling: RotaryScaling, theta: float, head_dim: i
     low, high = max(low, 0), min(high, head_dim - 1)
     if low == high:
         high += 0.001
-    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0.0, 1.0)
+    places = torch.arange(head_dim // 2, dtype=torch.float32, device=HOST)
+    ramp = ((places - low) / (high - low)).clamp(0.0, 1.0)
     return ramp * frequencies / scaling.factor + (1 - ramp) * frequencies
 
 

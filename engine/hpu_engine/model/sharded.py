@@ -16,23 +16,34 @@ from hpu_engine.device.base import Linear
 from hpu_engine.group.collectives import Collectives
 
 
-def reduced(linear: Linear, collectives: Collectives) -> Linear:
+@dataclass(frozen=True, slots=True)
+class Reduced:
     """`linear` over a cut of its input, its partial sums added up. Its bias must be on one rank only."""
-    if collectives.size == 1:
-        return linear
-    return lambda x: collectives.all_reduce(linear(x))
+
+    linear: Linear
+    collectives: Collectives
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        return self.collectives.all_reduce(self.linear(x))
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """`linear` over a cut of its output, the pieces of all ranks side by side."""
+
+    linear: Linear
+    collectives: Collectives
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        return torch.cat(self.collectives.all_gather(self.linear(x)).chunk(self.collectives.size), dim=-1)
+
+
+def reduced(linear: Linear, collectives: Collectives) -> Linear:
+    return linear if collectives.size == 1 else Reduced(linear, collectives)
 
 
 def gathered(linear: Linear, collectives: Collectives) -> Linear:
-    """`linear` over a cut of its output, the pieces of all ranks side by side."""
-    if collectives.size == 1:
-        return linear
-
-    def apply(x: Tensor) -> Tensor:
-        pieces = collectives.all_gather(linear(x)).chunk(collectives.size)
-        return torch.cat(pieces, dim=-1)
-
-    return apply
+    return linear if collectives.size == 1 else Gathered(linear, collectives)
 
 
 @dataclass(frozen=True, slots=True)

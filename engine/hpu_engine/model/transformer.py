@@ -2,6 +2,9 @@
 
 Families differ in their description and their weights, never in a branch here. Linears come from the device, which
 chooses their kernels; an MLP is whatever maps [tokens, hidden] to [tokens, hidden] (dense here, experts elsewhere).
+
+A step is cut at attention: what lies between two attentions sees tokens only as rows of one matrix, and is a segment
+that a device may compile (`Device.segment`). The first segment embeds, the last one ends before the final norm.
 """
 
 from __future__ import annotations
@@ -13,12 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hpu_engine.device.base import Linear
-from hpu_engine.model.attention import AttentionShape, AttentionStep, ExactAttention
-from hpu_engine.model.kv_cache import LayerCache
-from hpu_engine.model.padded_attention import PaddedAttentionStep
+from hpu_engine.device.base import AttentionShape, Device, HeadNorms, LayerCache, LayerOps, Linear, Turn
 from hpu_engine.model.rotary import RotaryTable
-from hpu_engine.model.step_ops import TORCH_OPS, HeadNorms, StepOps, Turn
 from hpu_engine.planning.model.description import ModelDescription
 from hpu_engine.step.batch import Batch
 from hpu_engine.step.padded_batch import PaddedBatch
@@ -36,7 +35,7 @@ class DenseMlp:
 
     gate_up: Linear
     down: Linear
-    ops: StepOps = TORCH_OPS
+    ops: LayerOps
 
     def __call__(self, x: Tensor, is_real: Tensor | None = None) -> Tensor:
         return self.down(self.ops.silu_mul(self.gate_up(x)))
@@ -65,16 +64,20 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class _StepInputs:
-    """What every layer of one step shares."""
+class Heads:
+    """What a segment hands to attention: queries [tokens, heads, head_dim], keys and values [tokens, kv_heads,
+    head_dim], and the sum of all layers so far, `x` [tokens, hidden].
+    """
 
-    attention: AttentionStep | PaddedAttentionStep
-    turn: Turn
+    x: Tensor
+    q: Tensor
+    keys: Tensor
+    values: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """`attention_shape` is that of this rank's heads; everything is computed in `dtype`."""
+    """`attention_shape` is that of this worker's heads; everything is computed in `dtype`."""
 
     description: ModelDescription
     attention_shape: AttentionShape
@@ -84,38 +87,54 @@ class Transformer:
     final_norm: Tensor
     lm_head: Linear
     rotary: RotaryTable
-    ops: StepOps = TORCH_OPS
-    exact: ExactAttention | None = None
+    device: Device
 
     def hidden(self, batch: Batch | PaddedBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Runs the layers, writing the batch's keys and values; [tokens, hidden] before the final norm."""
-        x = self.embedding(batch.token_ids)
-        cos, sin = self.rotary.at(batch.positions)
+        attention = self.device.attention(self.attention_shape, batch, caches[0], self.dtype)
+        turn = self.rotary.at(batch.positions)
         is_real = batch.is_real if isinstance(batch, PaddedBatch) else None
-        step = _StepInputs(self.attention(batch, caches[0]), Turn(cos, sin, self.rotary.interleaved))
-        delta: Tensor | None = None
-        for layer, cache in zip(self.layers, caches, strict=True):
-            x, normed = self._add_norm(x, delta, layer.attention_norm)
-            x, normed = self._add_norm(x, self._attention(layer, cache, normed, step), layer.mlp_norm)
-            delta = layer.mlp(normed, is_real)
-        return x if delta is None else x + delta
 
-    def attention(self, batch: Batch | PaddedBatch, cache: LayerCache) -> AttentionStep | PaddedAttentionStep:
-        """The attention of one step, for each layer in turn; `cache` is of any layer."""
-        if isinstance(batch, PaddedBatch):
-            return PaddedAttentionStep(self.attention_shape, batch, cache, self.dtype, self.exact)
-        return AttentionStep(self.attention_shape, batch, cache, self.dtype, self.exact, ops=self.ops)
+        def enter(token_ids: Tensor) -> Heads:
+            return self._heads(self.layers[0], self.embedding(token_ids), None, turn)
+
+        heads = self.device.segment("embedding to attention 0", enter, batch.token_ids)
+        for index, cache in enumerate(caches):
+            attention.write(cache, heads.keys, heads.values)
+            mix = attention.attend(heads.q, cache)
+            if index + 1 == len(self.layers):
+                break
+
+            def between(mix: Tensor, x: Tensor, index: int = index) -> Heads:
+                x, delta = self._behind_attention(self.layers[index], mix, x, is_real)
+                return self._heads(self.layers[index + 1], x, delta, turn)
+
+            heads = self.device.segment(f"attention {index} to {index + 1}", between, mix, heads.x)
+
+        def leave(mix: Tensor, x: Tensor) -> Tensor:
+            x, delta = self._behind_attention(self.layers[-1], mix, x, is_real)
+            return x + delta
+
+        return self.device.segment(f"attention {len(self.layers) - 1} to the end", leave, mix, heads.x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] of `hidden` to [rows, vocab] float32."""
-        return self.lm_head(self._add_norm(hidden, None, self.final_norm)[1]).float()
 
-    def _attention(self, layer: Layer, cache: LayerCache, normed: Tensor, step: _StepInputs) -> Tensor:
+        def head(hidden: Tensor) -> Tensor:
+            return self.lm_head(self._add_norm(hidden, None, self.final_norm)[1]).float()
+
+        return self.device.segment("head", head, hidden)
+
+    def _heads(self, layer: Layer, x: Tensor, delta: Tensor | None, turn: Turn) -> Heads:
         shape = self.attention_shape
+        x, normed = self._add_norm(x, delta, layer.attention_norm)
         qkv = layer.qkv(normed).view(normed.shape[0], -1, shape.head_dim)
-        q, keys, values = self.ops.rotate(qkv, shape.heads, layer.head_norms, step.turn)
-        step.attention.write(cache, keys, values)
-        return layer.output(step.attention.attend(q, cache))
+        return Heads(x, *self.device.ops.rotate(qkv, shape.heads, layer.head_norms, turn))
+
+    def _behind_attention(self, layer: Layer, mix: Tensor, x: Tensor, is_real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The sum so far, and what the layer's MLP adds to it."""
+        x, normed = self._add_norm(x, layer.output(mix), layer.mlp_norm)
+        return x, layer.mlp(normed, is_real)
 
     def _add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return self.ops.add_norm(x, delta, weight, self.description.rms_norm_eps)
+        return self.device.ops.add_norm(x, delta, weight, self.description.rms_norm_eps)

@@ -28,16 +28,24 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def engine_config(model: str | Path, settings: Mapping[str, Any]) -> EngineConfig:
-    """Raises TypeError that names a setting there is none of, with the nearest known one, or one of a wrong type."""
+    """Raises TypeError for a setting that is unknown, with the nearest known one, or of a wrong type, and ValueError
+    for more than one worker.
+    """
     known = [name for name in EngineConfig.__struct_fields__ if name != "model"]
     for name in settings:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"
-            raise TypeError(f"{name} is no setting of LLM; {hint}")
+            raise TypeError(f"LLM has no setting {name}; {hint}")
     if not isinstance(model, str | Path):
-        raise TypeError(f"model is {_shown(model)}; right is the path of a checkpoint, a str or a Path")
-    return checked(EngineConfig, {"model": str(model), **settings})
+        raise TypeError(f"model must be the path of a checkpoint, a str or a Path; got {_shown(model)}")
+    config = checked(EngineConfig, {"model": str(model), **settings})
+    for name in ("tensor_parallel_size", "data_parallel_size", "expert_parallel_size"):
+        if getattr(config, name) != 1:
+            raise ValueError(
+                f"{name} must be 1, got {getattr(config, name)}: LLM runs one worker; use `hpu-engine serve`"
+            )
+    return config
 
 
 def checked(kind: type[S], values: Mapping[str, Any]) -> S:
@@ -51,7 +59,7 @@ def checked(kind: type[S], values: Mapping[str, Any]) -> S:
                 msgspec.convert(value, types[name])
             except msgspec.ValidationError:
                 wanted = types[name].__name__ if isinstance(types[name], type) else str(types[name])
-                raise TypeError(f"{name} is {_shown(value)}; right is {wanted}") from None
+                raise TypeError(f"{name} must be {wanted}; got {_shown(value)}") from None
         raise
 
 
@@ -60,7 +68,7 @@ def prompts_of(given: object) -> list[Prompt]:
     if isinstance(given, str):
         return [given]
     if not _is_list(given):
-        raise TypeError(f"prompts is {_shown(given)}; right is {GENERATE}")
+        raise TypeError(f"prompts must be {GENERATE}; got {_shown(given)}")
     if given and all(map(_is_token, given)):
         return [tuple(map(int, given))]
     prompts: list[Prompt] = []
@@ -70,26 +78,26 @@ def prompts_of(given: object) -> list[Prompt]:
         elif _is_list(prompt) and all(map(_is_token, prompt)):
             prompts.append(tuple(map(int, prompt)))
         else:
-            raise TypeError(f"prompts[{index}] is {_shown(prompt)}; right is {GENERATE}")
+            raise TypeError(f"prompts[{index}] must be {GENERATE}; got {_shown(prompt)}")
     return prompts
 
 
 def conversations_of(given: object) -> list[list[dict[str, Any]]]:
     """One conversation or many, as a list of lists of turns."""
     if not _is_list(given):
-        raise TypeError(f"conversations is {_shown(given)}; right is {CHAT}")
+        raise TypeError(f"conversations must be {CHAT}; got {_shown(given)}")
     if given and isinstance(given[0], Mapping):
         return [_turns(given, "conversations")]
     for index, one in enumerate(given):
         if not _is_list(one):
-            raise TypeError(f"conversations[{index}] is {_shown(one)}; right is {CHAT}")
+            raise TypeError(f"conversations[{index}] must be {CHAT}; got {_shown(one)}")
     return [_turns(one, f"conversations[{index}]") for index, one in enumerate(given)]
 
 
 def _turns(conversation: Sequence[Any], where: str) -> list[dict[str, Any]]:
     for index, turn in enumerate(conversation):
         if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
-            raise TypeError(f"{where}[{index}] is {_shown(turn)}; right is {CHAT}")
+            raise TypeError(f"{where}[{index}] must be {CHAT}; got {_shown(turn)}")
     return [dict(turn) for turn in conversation]
 
 
@@ -98,7 +106,7 @@ def params_of(given: object, count: int) -> list[SamplingParams]:
     if given is None or isinstance(given, SamplingParams):
         given = [given or SamplingParams()] * count
     if not _is_list(given) or not all(isinstance(one, SamplingParams) for one in given):
-        raise TypeError(f"sampling_params is {_shown(given)}; right is {PARAMS}")
+        raise TypeError(f"sampling_params must be {PARAMS}; got {_shown(given)}")
     if len(given) != count:
         raise ValueError(f"{count} prompts, but {len(given)} sampling parameters")
     return [checked(SamplingParams, msgspec.structs.asdict(one)) for one in given]
@@ -108,7 +116,7 @@ def stops_of(given: object) -> tuple[str, ...]:
     """Stop strings. Raises ValueError for an empty one, which every text ends with."""
     stops = (given,) if isinstance(given, str) else given
     if not _is_list(stops) or not all(isinstance(stop, str) for stop in stops):
-        raise TypeError(f"stop is {_shown(given)}; right is {STOP}")
+        raise TypeError(f"stop must be {STOP}; got {_shown(given)}")
     if "" in stops:
         raise ValueError("stop: a stop string has at least one character")
     return tuple(stops)

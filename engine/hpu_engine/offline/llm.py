@@ -28,7 +28,7 @@ from hpu_engine.offline.arguments import (
     prompts_of,
     stops_of,
 )
-from hpu_engine.planning.model.description import read_model_description
+from hpu_engine.planning import read_model_description
 from hpu_engine.scheduling.sampling_params import SamplingParams, check_sampling_params
 from hpu_engine.text.detokenizer import Detokenizer, Piece
 from hpu_engine.text.tokenizer import end_of_sequence, load_tokenizer

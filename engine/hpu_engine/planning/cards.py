@@ -1,4 +1,6 @@
-"""What a card is: memory, speed, links, cost of compiling. Every constant can be replaced by a measured one.
+"""What a card is: memory, speed, links, cost of compiling, and the defaults of the settings. Defaults stand only here.
+
+Every constant can be replaced by a measured one.
 
 Sources: capacities, matrix and memory rates and port counts from Intel's product pages for HL-225 and HL-325L; visible
 memory as reported by the driver (GiB, so below the marketing figure only after conversion); collective bandwidth is
@@ -9,8 +11,9 @@ no card. `Calibration` is the place for what a card owner measures.
 from __future__ import annotations
 
 import json
+from collections.abc import Set
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -18,6 +21,11 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 CardName = Literal["gaudi2", "gaudi3", "cpu"]
+
+MAX_NUM_SEQS: Final = 64
+BLOCK_SIZE: Final = 128
+RECIPES: Final = 128
+"""Defaults of every card: requests in a step, tokens in a KV block, compiled recipes."""
 
 
 class Seconds(BaseModel):
@@ -36,8 +44,33 @@ class Seconds(BaseModel):
         return Seconds(low=self.low * count, high=self.high * count, measured=self.measured)
 
 
+class Processor(BaseModel):
+    """What decides the types on a CPU. `bfloat16`: it multiplies bfloat16 faster than float32. `tiles`: it has AMX.
+    `kernels_ahead`: the engine's kernels for it were built when it was installed.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bfloat16: bool = False
+    tiles: bool = False
+    kernels_ahead: bool = False
+
+    @classmethod
+    def of(cls, instruction_sets: Set[str], *, kernels_ahead: bool) -> Processor:
+        """`instruction_sets` as /proc/cpuinfo names them. oneDNN multiplies bfloat16 natively from AVX-512 on."""
+        return cls(
+            bfloat16=instruction_sets >= {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+            tiles=instruction_sets >= {"amx_tile", "amx_bf16"},
+            kernels_ahead=kernels_ahead,
+        )
+
+
 class Card(BaseModel):
     """One accelerator. Rates in units per second, bandwidths in bytes per second and direction.
+
+    `visible_bytes` None: as much as the host has, so the plan says what is needed and the engine compares it with what
+    is available. `max_num_batched_tokens` is the default budget, `kv_cache_memory_bytes` the default size of the KV
+    cache; None: all that is left. `processor` only of a CPU.
 
     `compile_seconds` and `load_seconds` are per recipe: made anew, or read from the recipe cache. `alpha_seconds` is
     the fixed cost of one collective. `efficiency` scales the matrix rate to what large products reach.
@@ -46,7 +79,10 @@ class Card(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: CardName
-    visible_bytes: int = Field(gt=0)
+    visible_bytes: int | None = Field(default=None, gt=0)
+    max_num_batched_tokens: int = Field(default=4096, ge=1)
+    kv_cache_memory_bytes: int | None = Field(default=None, ge=1)
+    processor: Processor | None = None
     e4m3_max: float = Field(gt=0)
     matrix_flops_bf16: float = Field(gt=0)
     matrix_flops_fp8: float = Field(gt=0)
@@ -89,17 +125,19 @@ CARDS: dict[CardName, Card] = {
         compile_seconds=Seconds(low=1.0, high=20.0),
         load_seconds=Seconds(low=0.1, high=1.0),
     ),
-    # One worker process on a host: a small, typical machine. Nothing is compiled, memory is the operator's to give.
+    # One worker process on a small, typical host. Nothing is compiled; the reserve is the process beside its tensors.
     "cpu": Card(
         name="cpu",
-        visible_bytes=8 * GIB,
+        max_num_batched_tokens=256,
+        kv_cache_memory_bytes=512 * MIB,
+        processor=Processor(),
         e4m3_max=448.0,
         matrix_flops_bf16=0.5e12,
         matrix_flops_fp8=0.5e12,
         memory_bandwidth=40e9,
         scale_up_bandwidth=5e9,
         scale_out_bandwidth=1e9,
-        runtime_reserve_bytes=0,
+        runtime_reserve_bytes=256 * MIB,
         graph_reserve_fraction=0.0,
         compile_seconds=Seconds(low=0.0, high=0.0, measured=True),
         load_seconds=Seconds(low=0.0, high=0.0, measured=True),

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from hpu_engine.planning.cards import CARDS
 from hpu_engine.planning.layout import CARDS_PER_SERVER, Layout, layout_violations, valid_tensor_sizes
-from hpu_engine.planning.memory.budget import BLOCKS
-from hpu_engine.planning.plan import PlanRequest, fits
+from hpu_engine.planning.memory.budget import KV_BLOCKS
+from hpu_engine.planning.plan import fits
+from hpu_engine.planning.settle import Settled, Specification, settle
 from hpu_engine.planning.shapes.limits import Kind
-from hpu_engine.planning.shapes.step_cost import step_cost
 from hpu_engine.planning.traffic import step_collective_seconds, step_traffic
 
 TYPICAL_CONTEXT = 2048
@@ -47,7 +47,7 @@ class Recommendation:
     reason: str
 
 
-def recommend(request: PlanRequest, cards: int) -> Recommendation:
+def recommend(request: Specification, cards: int) -> Recommendation:
     """The layout of `cards` cards that is estimated to decode most tokens per second. Ignores `request.layout`."""
     found = sorted(_candidates(request, cards), key=lambda c: (-c.tokens_per_second, c.layout.cards))
     if not found:
@@ -58,21 +58,20 @@ def recommend(request: PlanRequest, cards: int) -> Recommendation:
     return Recommendation(best, tuple(others), _reason(best, others, cards))
 
 
-def ways_out(request: PlanRequest) -> tuple[str, ...]:
+def ways_out(request: Specification) -> tuple[str, ...]:
     """Changes, one at a time, that would make an impossible plan possible; the least intrusive first."""
     return tuple(dict.fromkeys(_ways_out(request)))
 
 
-def _candidates(request: PlanRequest, cards: int) -> Iterator[Candidate]:
+def _candidates(request: Specification, cards: int) -> Iterator[Candidate]:
     for layout in _layouts(request, cards):
-        memory = fits(replace(request, layout=layout))
-        if memory is not None:
-            replicas = cards // layout.cards
-            speed = _decode_speed(replace(request, layout=layout), memory.kv_tokens) * replicas
-            yield Candidate(layout, replicas, speed, memory.kv_tokens * layout.data * replicas)
+        settled = fits(replace(request, layout=layout))
+        if settled is not None:
+            replicas, kv_tokens = cards // layout.cards, settled.memory.kv_tokens
+            yield Candidate(layout, replicas, _decode_speed(settled) * replicas, kv_tokens * layout.data * replicas)
 
 
-def _layouts(request: PlanRequest, cards: int) -> Iterator[Layout]:
+def _layouts(request: Specification, cards: int) -> Iterator[Layout]:
     """Layouts of at most `cards` cards that repeat to exactly `cards`."""
     for group in (n for n in range(1, cards + 1) if cards % n == 0):
         for tensor in (n for n in range(1, min(group, CARDS_PER_SERVER) + 1) if group % n == 0):
@@ -83,20 +82,13 @@ def _layouts(request: PlanRequest, cards: int) -> Iterator[Layout]:
                     yield layout
 
 
-def _decode_speed(request: PlanRequest, kv_tokens: int) -> float:
+def _decode_speed(settled: Settled) -> float:
     """Tokens per second of one group that decodes as many requests as fit, at `TYPICAL_CONTEXT`."""
-    limits, layout, card = request.limits(), request.layout, request.card
+    request, limits, cost = settled.specification, settled.limits, settled.cost
+    layout, card = request.layout, request.card
     context = min(TYPICAL_CONTEXT, limits.max_model_len)
-    rows = max(1, min(limits.max_num_seqs, kv_tokens // context))
-    cost = step_cost(
-        request.model,
-        layout,
-        card,
-        weight_format=request.weights(),
-        kv_format=request.cache(),
-        block_size=request.block_size,
-    )
-    blocks = rows * -(-context // request.block_size)
+    rows = max(1, min(limits.max_num_seqs, settled.memory.kv_tokens // context))
+    blocks = rows * -(-context // limits.block_size)
     seconds = sum(
         cost.step_seconds(kind, size)
         for kind, size in ((Kind.FLAT, (rows, 0)), (Kind.DECODE, (rows, blocks)), (Kind.SAMPLER, (rows, 0)))
@@ -114,13 +106,14 @@ def _reason(best: Candidate, others: list[Candidate], cards: int) -> str:
     return f"{text}; next is {next_best} with {next_best.tokens_per_second:,.0f} and {next_best.kv_tokens:,}"
 
 
-def _ways_out(request: PlanRequest) -> Iterator[str]:
+def _ways_out(request: Specification) -> Iterator[str]:
     model, layout = request.model, request.layout
-    enough = request.limits().blocks_per_row
-    if request.kv_blocks is not None and fits(replace(request, kv_blocks=enough)):
-        yield f"{BLOCKS} {enough}"
-    shorter = request.limits().max_model_len // 2
-    while shorter >= request.block_size:
+    settled = settle(request)
+    limits, enough = settled.limits, settled.memory.blocks_needed
+    if request.num_kv_blocks is not None and fits(replace(request, num_kv_blocks=enough)):
+        yield f"{KV_BLOCKS} {enough}"
+    shorter = limits.max_model_len // 2
+    while shorter >= limits.block_size:
         if fits(replace(request, max_model_len=shorter)):
             yield f"maxModelLen {shorter}"
             break
@@ -136,7 +129,7 @@ def _ways_out(request: PlanRequest) -> Iterator[str]:
             if layout.expert > 1 and fits(replace(request, layout=layout)):
                 yield f"tensor {layout.tensor} x data {layout.data} with expert {layout.expert}"
                 break
-    if request.weights() != "fp8" and fits(replace(request, weight_format="fp8", kv_format="bfloat16")):
+    if settled.weight_format != "fp8" and fits(replace(request, dtype="fp8", kv_format="bfloat16")):
         yield "fp8 weights"
     if request.card.name == "gaudi2" and fits(replace(request, card=CARDS["gaudi3"])):
         yield "gaudi3"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,13 +12,42 @@ class Violation:
 
     field: str
     rule: str
-    value: int
+    value: int | str
     message: str
     nearest: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         remedy = f"; nearest valid: {', '.join(map(str, self.nearest))}" if self.nearest else ""
         return f"{self.field}={self.value}: {self.message}{remedy}"
+
+
+_FLAGS = {
+    "chunkedPrefill.maxBatchedTokens": "--max-num-batched-tokens",
+    "maxModelLen": "--max-model-len",
+    "maxNumSeqs": "--max-num-seqs",
+    "blockSize": "--block-size",
+    "the block size": "--block-size",
+    "numKvBlocks": "--num-kv-blocks",
+    "kvCacheMemory": "--kv-cache-memory",
+    "kvCache": "--kv-cache",
+    "forceBuckets": "--force-buckets",
+    "cardsPerPod": "--cards-per-pod",
+}
+_FLAGS_OF_FIELDS = {
+    **{name: f"--{name}-parallel-size" for name in ("tensor", "data", "expert")},
+    **{name: f"--{name}" for name in ("dtype", "exact", "kernels", "compile")},
+}
+
+
+def in_flags(violations: Iterable[Violation]) -> str:
+    """The violations in the words of the engine's command line."""
+    sentences = []
+    for violation in violations:
+        text = str(replace(violation, field=_FLAGS_OF_FIELDS.get(violation.field, violation.field)))
+        for name, flag in _FLAGS.items():
+            text = text.replace(name, flag)
+        sentences.append(text)
+    return "; ".join(sentences)
 
 
 class PlanError(ValueError):

@@ -51,13 +51,13 @@ BODY_ENCODINGS = ("identity", "gzip", "deflate")
 
 
 def damaged_body(encoding: str) -> ApiError:
-    """For a body whose `Content-Encoding` is not done here, or that is not what its encoding or its chunks say."""
+    """For a body with an unknown `Content-Encoding`, or one that does not match its encoding or its chunks."""
     known = ", ".join(BODY_ENCODINGS)
     if encoding not in BODY_ENCODINGS:
-        return bad_request("body", f"Content-Encoding `{encoding}` is not understood; this server reads {known}")
+        return bad_request("body", f"Content-Encoding `{encoding}` is not supported; use one of {known}")
     if encoding == "identity":
         return bad_request("body", "the body is damaged or ends too early")
-    return bad_request("body", f"the body is damaged: it is not the `{encoding}` that its Content-Encoding says")
+    return bad_request("body", f"the body is damaged: it is not valid `{encoding}`, which its Content-Encoding names")
 
 
 def body_too_large(limit_bytes: int) -> ApiError:

@@ -31,10 +31,10 @@ _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Metrics:
-    """All series of one server, in a registry of its own."""
+    """All series of one server, in their own registry."""
 
     def __init__(self, model_name: str) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter, which nobody reads
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # an unused second series for every counter
         self.registry = CollectorRegistry()
         self._model_name = model_name
         r = self.registry

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from hpu_engine.contract import FailureReason, TerminationMessage
-from hpu_engine.planning.model.description import ModelConfigError, ModelConfigErrorKind, read_model_description
+from hpu_engine.planning import ModelConfigError, ModelConfigErrorKind, ModelDescription, read_model_description
 from hpu_engine.server.pod.termination import Failed
-from hpu_engine.server.requests.serving import LoadedModel
-from hpu_engine.text.tokenizer import load_tokenizer
+from hpu_engine.text.tokenizer import Tokenizer, end_of_sequence, load_tokenizer
 
 log = structlog.get_logger()
 
@@ -19,6 +19,19 @@ _REASONS = {
     ModelConfigErrorKind.BROKEN: FailureReason.MODEL_BROKEN,
     ModelConfigErrorKind.UNSUPPORTED: FailureReason.MODEL_UNSUPPORTED,
 }
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What the server itself read of the checkpoint."""
+
+    description: ModelDescription
+    tokenizer: Tokenizer
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All tokens that any file of the checkpoint calls the end of a sequence."""
+        return end_of_sequence(self.description, self.tokenizer)
 
 
 def load_model(directory: Path) -> LoadedModel:

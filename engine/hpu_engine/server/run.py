@@ -1,4 +1,4 @@
-"""`hpu-engine serve` from the first second to the exit code: ports, worker, model, serving, drain, evidence.
+"""`hpu-engine serve` from the first second to the exit code: ports, workers, model, serving, drain, evidence.
 
 The control port opens before anything slow begins, and closes last.
 """
@@ -6,57 +6,58 @@ The control port opens before anything slow begins, and closes last.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
+import socket
 import sys
 import time
-from collections.abc import Coroutine
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
-from aiohttp import web
 
-from hpu_engine.contract import EXIT_CODES, ExitCode, FailureReason, Phase, TerminationMessage
+from hpu_engine.contract import EXIT_CODES, ExitCode, FailureReason, GroupMember, Phase, TerminationMessage
 from hpu_engine.server.errors import ApiError
-from hpu_engine.server.listener import (
-    BACKLOG,
-    CONTROL_BACKLOG,
-    CONTROL_CONNECTIONS,
-    Runner,
-    bind,
-    most_connections,
-)
 from hpu_engine.server.metrics import Metrics
+from hpu_engine.server.open_port import open_port
 from hpu_engine.server.pod.control import build_control
 from hpu_engine.server.pod.drain import Shutdown, drain
 from hpu_engine.server.pod.pod import Pod
-from hpu_engine.server.pod.rank import Rank
-from hpu_engine.server.pod.supervisor import WORKER_COMMAND, Worker
+from hpu_engine.server.pod.served_rank import ServedRank
+from hpu_engine.server.pod.supervisor import WORKER_COMMAND
 from hpu_engine.server.pod.termination import Failed, in_words, write_termination_log
+from hpu_engine.server.pod.workers import Workers
 from hpu_engine.server.terminal import configure_logging, log_progress, show_progress
-from hpu_engine.settings.serve import ServeSettings, flag_of, unknown_variables
+from hpu_engine.server.waiting import background, first_of
+from hpu_engine.settings.serve import ServeSettings, unknown_variables
 
 log = structlog.get_logger()
 
 FAILED_LINGER_SECONDS = 2.0
 """After a failure while serving: how long streams get to end and the control port says what happened."""
-STOP_SECONDS = 5.0
 SWITCH_SECONDS = 0.001
 """How long a thread that reads or writes a large body may keep the event loop from going on."""
 ABORTED_EXIT_CODE = 143
-"""128 + SIGTERM: somebody did not want to wait for the drain."""
+"""128 + SIGTERM: a second signal cut the drain short."""
 
 
-def run(settings: ServeSettings, worker_command: tuple[str, ...] = WORKER_COMMAND) -> int:
+@dataclass(frozen=True)
+class PodLayout:
+    """The ranks of this pod, each with `tensor` workers that `command` starts."""
+
+    ranks: int = 1
+    tensor: int = 1
+    command: tuple[str, ...] = WORKER_COMMAND
+
+
+def run(settings: ServeSettings, layout: PodLayout | None = None) -> int:
     """Serve until told to stop. Returns the exit code; a failure is on stderr and in the termination log by then."""
     configure_logging()
     sys.setswitchinterval(SWITCH_SECONDS)
     for sentence in unknown_variables(os.environ):
         log.warning(sentence)
     try:
-        return asyncio.run(_serve(settings, worker_command))
+        return asyncio.run(_serve(settings, layout or _layout(settings)))
     except Failed as failed:
         evidence = failed.evidence
     except Exception as error:
@@ -68,16 +69,25 @@ def run(settings: ServeSettings, worker_command: tuple[str, ...] = WORKER_COMMAN
     return EXIT_CODES[evidence.reason]
 
 
-async def _serve(settings: ServeSettings, worker_command: tuple[str, ...]) -> int:
+def _layout(settings: ServeSettings) -> PodLayout:
+    return PodLayout(settings.data_parallel_size, settings.tensor_parallel_size)
+
+
+async def _serve(settings: ServeSettings, layout: PodLayout) -> int:
     metrics = Metrics(settings.model_name)
-    rank = Rank(0, metrics.for_rank(0))
-    pod = Pod([rank], settings.identity(), settings.plan_input())
+    ranks = [ServedRank(number, metrics.for_rank(number), layout.tensor) for number in range(layout.ranks)]
+    pod = Pod(ranks, settings.identity(), settings.plan_input(), _member())
+    workers = Workers(ranks, settings.engine_config(), layout.command)
     shutdown = Shutdown()
     shutdown.listen()
     async with AsyncExitStack() as closing:
-        control = await _listen(closing, build_control(pod, metrics), settings, "control_port")
-        worker = Worker(rank, settings.engine_config(), worker_command)
-        return await _Server(settings, pod, worker, metrics, shutdown, closing).serve(control)
+        control = await open_port(closing, build_control(pod, metrics), settings, "control_port")
+        return await _Server(settings, pod, workers, metrics, shutdown, closing).serve(control)
+
+
+def _member() -> GroupMember | None:
+    """In a cluster the host is called like the pod, and the operator's pods say in their names which one they are."""
+    return GroupMember.from_pod_name(socket.gethostname()) if "KUBERNETES_SERVICE_HOST" in os.environ else None
 
 
 @dataclass
@@ -86,7 +96,7 @@ class _Server:
 
     settings: ServeSettings
     pod: Pod
-    worker: Worker
+    workers: Workers
     metrics: Metrics
     shutdown: Shutdown
     closing: AsyncExitStack
@@ -94,59 +104,42 @@ class _Server:
 
     def __post_init__(self) -> None:
         # These imports are what a start waits for longest; the control port is open by now.
-        from hpu_engine.server.requests.admission import Engine
-        from hpu_engine.server.requests.serving import Serving
+        from hpu_engine.server.requests.admission import Admission
+        from hpu_engine.server.requests.serving_model import ServingModel
 
-        self.engine = Engine(self.pod.ranks, self.settings.max_open_requests)
-        self.serving = Serving(self.pod, self.engine, self.settings.model_name, int(time.time()))
+        self.admission = Admission(self.pod, self.settings.max_open_requests)
+        self.serving = ServingModel(self.pod, self.admission, self.settings.model_name, int(time.time()))
 
     async def serve(self, control: str) -> int:
         from hpu_engine.server.api.app import build_api
 
         application = build_api(self.serving, self.metrics, self.settings.allowed_origins)
-        api = await _listen(self.closing, application, self.settings, "port")
+        api = await open_port(self.closing, application, self.settings, "port")
         log.info("listening", api=api, control=control)
-        running = asyncio.create_task(self._run_worker())
-        loading = asyncio.create_task(self._load_model())
-        bars = asyncio.create_task(show_progress(self.pod))
-        lines = asyncio.create_task(log_progress(self.pod))
-        announcing = asyncio.create_task(self._announce(api, loading))
-        try:
-            await _first_of(self.shutdown.requested.wait(), self.pod.has_failed.wait())
+        starting = (self._load_model(), self._announce(api), show_progress(self.pod), log_progress(self.pod))
+        async with self._running_workers(), background(*starting):
+            await first_of(self.shutdown.requested.wait(), self.pod.has_failed.wait())
             if self.pod.failure is None:
                 await self._leave()
             if self.pod.failure is not None:
                 await self._show_failure(self.pod.failure)
-        finally:
-            for task in (loading, bars, lines, announcing):
-                task.cancel()
-            await self._end_worker(running)
         if self.pod.failure is not None:
             raise Failed(self.pod.failure)
         return ABORTED_EXIT_CODE if self.shutdown.aborted.is_set() else ExitCode.OK
 
-    async def _leave(self) -> None:
-        """Drain, unless nothing is served yet, or a worker is lost while we wait."""
-        if not self.has_served:
-            self.pod.drain()
-            return
-        draining = drain(
-            self.serving,
-            self.shutdown,
-            lame_duck_seconds=self.settings.lame_duck_seconds,
-            drain_seconds=self.settings.drain_seconds,
-        )
-        await _first_of(draining, self.pod.has_failed.wait())
-
-    async def _show_failure(self, evidence: TerminationMessage) -> None:
-        """Open streams get their error; where clients or an operator look, they get time to see it."""
-        self.engine.fail_all(ApiError(500, f"the engine failed: {in_words(evidence)}", code="engine_failed"))
-        if self.has_served:
-            await asyncio.sleep(FAILED_LINGER_SECONDS)
-
-    async def _run_worker(self) -> None:
+    @asynccontextmanager
+    async def _running_workers(self) -> AsyncIterator[None]:
+        """Workers that serve are asked to leave; those that still load do not listen, and have nothing to lose."""
+        watching = asyncio.create_task(self._watch_workers())
         try:
-            evidence = await self.worker.run()
+            yield
+        finally:
+            await self.workers.end(at_ease=self.has_served and self.pod.failure is None)
+            await watching
+
+    async def _watch_workers(self) -> None:
+        try:
+            evidence = await self.workers.run()
         except Exception as error:
             log.exception("the supervision of a worker failed")
             evidence = _internal(error)
@@ -167,14 +160,12 @@ class _Server:
             self.serving.has_loaded(model)
             self.pod.has_read_model()
 
-    async def _announce(self, api: str, loading: asyncio.Task[None]) -> None:
-        for rank in self.pod.ranks:
-            await rank.became_ready.wait()
-        await asyncio.shield(loading)
+    async def _announce(self, api: str) -> None:
+        await self.pod.wait_until_ready()
         if self.pod.phase is not Phase.READY:
             return
         self.has_served = True
-        limits = self.engine.limits
+        limits = self.admission.limits
         log.info(
             "ready",
             model=self.settings.model_name,
@@ -186,48 +177,25 @@ class _Server:
             kv_blocks=limits.num_kv_blocks,
         )
 
-    async def _end_worker(self, running: asyncio.Task[None]) -> None:
-        """A worker that serves is asked to leave; one that still loads does not listen, and has nothing to lose."""
-        self.worker.stop()
-        if self.has_served and self.pod.failure is None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(running), STOP_SECONDS)
-        self.worker.kill()
-        await running
+    async def _leave(self) -> None:
+        """Drain, unless nothing is served yet, or a worker is lost meanwhile."""
+        if not self.has_served:
+            self.pod.drain()
+            return
+        draining = drain(
+            self.serving,
+            self.shutdown,
+            lame_duck_seconds=self.settings.lame_duck_seconds,
+            drain_seconds=self.settings.drain_seconds,
+        )
+        await first_of(draining, self.pod.has_failed.wait())
+
+    async def _show_failure(self, evidence: TerminationMessage) -> None:
+        """Open streams get their error; clients and an operator get time to see it."""
+        self.admission.fail_all(ApiError(500, f"the engine failed: {in_words(evidence)}", code="engine_failed"))
+        if self.has_served:
+            await asyncio.sleep(FAILED_LINGER_SECONDS)
 
 
 def _internal(error: Exception) -> TerminationMessage:
     return TerminationMessage(reason=FailureReason.INTERNAL, message=f"{type(error).__name__}: {error}")
-
-
-async def _listen(closing: AsyncExitStack, app: web.Application, settings: ServeSettings, field: str) -> str:
-    """Serve `app` on the port in the setting `field`; returns the address. Raises `Failed` that names flag and port."""
-    port: int = getattr(settings, field)
-    is_control = field == "control_port"
-    most, backlog = (CONTROL_CONNECTIONS, CONTROL_BACKLOG) if is_control else (most_connections(), BACKLOG)
-    runner = Runner(app, most, keeps_newest=is_control)
-    await runner.setup()
-    closing.push_async_callback(runner.cleanup)
-    try:
-        for listening in bind(settings.host, port):
-            await web.SockSite(runner, listening, backlog=backlog).start()
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        reason = FailureReason.PORT_TAKEN if taken else FailureReason.USAGE
-        what = "is taken by another process; choose a free one" if taken else f"cannot be used: {error.strerror}"
-        message = f"{flag_of(field)} {port} on {settings.host} {what}"
-        raise Failed(TerminationMessage(reason=reason, message=message)) from None
-    host, bound = runner.addresses[0][:2]
-    return f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
-
-
-async def _first_of(*works: Coroutine[Any, Any, Any]) -> None:
-    """Until one of these is done; the others are cancelled. An error of the one that is done is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-    for task in done:
-        task.result()

@@ -58,7 +58,7 @@ async def log_progress(pod: Pod) -> None:
     while _is_starting(pod):
         now = time.monotonic()
         for rank in pod.ranks:
-            # What was reported last is old once the rank is in another phase: that has a line of its own.
+            # The last report is old once the rank is in another phase, which has its own line.
             progress = rank.progress
             line = _line(progress) if progress is not None and progress.phase is rank.phase else None
             if line is not None and line != said.get(rank.number) and now - said_at[rank.number] >= LINE_SECONDS:
@@ -84,7 +84,7 @@ def _line(progress: Reported) -> str | None:
 
 
 async def show_progress(pod: Pod) -> None:
-    """Bars until the pod is ready, drains or fails; nothing where nobody looks (the events are lines anyway)."""
+    """Bars until the pod is ready, drains or fails. None without a terminal: the events are lines anyway."""
     if not sys.stderr.isatty():
         return
     from rich.console import Console

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import fields
+from typing import Any, Literal
 
 import msgspec
+
+from hpu_engine.planning import Card, Layout, ModelDescription, Specification
+from hpu_engine.planning.cards import BLOCK_SIZE, MAX_NUM_SEQS
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,9 +18,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     dtype: str = "auto"
     max_model_len: int | None = None
-    max_num_seqs: int = 64
+    max_num_seqs: int = MAX_NUM_SEQS
     max_num_batched_tokens: int | None = None
-    block_size: int = 128
+    block_size: int = BLOCK_SIZE
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
     tensor_parallel_size: int = 1
@@ -32,3 +36,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels compiled for this processor at the first start (CPU device only)."""
     compile_cache: str | None = None
     """Folder in which they are kept; None: below the user's cache."""
+
+    def specification(self, model: ModelDescription, card: Card) -> Specification:
+        """What is asked of `planning`: settings of one name mean the same there and here."""
+        layout = Layout(self.tensor_parallel_size, self.data_parallel_size, self.expert_parallel_size)
+        shared = {field.name for field in fields(Specification)} & set(self.__struct_fields__) - {"model"}
+        settings: dict[str, Any] = {name: getattr(self, name) for name in shared}
+        return Specification(model, card, layout, **settings)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+import msgspec
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from hpu_engine.contract import API_PORT, CONTROL_PORT, ModelIdentity, PlanInput
+from hpu_engine.planning.cards import BLOCK_SIZE, MAX_NUM_SEQS
 from hpu_engine.settings.engine import EngineConfig
 
 ENV_PREFIX = "HPU_ENGINE_"
@@ -28,7 +30,7 @@ class SettingsError(Exception):
 
 def _only_one(value: int) -> int:
     if value != 1:
-        raise ValueError("this engine runs one worker per pod for now, so every parallel size has to be 1")
+        raise ValueError("this engine runs one worker per pod for now, so every parallel size must be 1")
     return value
 
 
@@ -87,11 +89,11 @@ class ServeSettings(BaseSettings):
     max_model_len: int | None = Field(
         None, ge=1, description="Longest prompt plus output. Default: what the model allows."
     )
-    max_num_seqs: int = Field(64, ge=1, le=4096, description="Requests in one step.")
+    max_num_seqs: int = Field(MAX_NUM_SEQS, ge=1, le=4096, description="Requests in one step.")
     max_num_batched_tokens: int | None = Field(
         None, ge=1, description="Budget: tokens in one step. Default: the device's."
     )
-    block_size: int = Field(128, ge=1, le=1024, description="Tokens in one KV block.")
+    block_size: int = Field(BLOCK_SIZE, ge=1, le=1024, description="Tokens in one KV block.")
     kv_cache_memory: int | None = Field(
         None, ge=1, description="Bytes for the KV cache. Default: the device's (cpu: 512 MiB)."
     )
@@ -109,7 +111,7 @@ class ServeSettings(BaseSettings):
     )
     termination_log: Path | None = Field(None, description="File for the reason of a failure, as JSON. Default: none.")
     tensor_parallel_size: ParallelSize = Field(1, description="Workers that share one copy of the model.")
-    data_parallel_size: ParallelSize = Field(1, description="Ranks with a scheduler and a KV cache of their own.")
+    data_parallel_size: ParallelSize = Field(1, description="Ranks, each with its own scheduler and KV cache.")
     expert_parallel_size: ParallelSize = Field(1, description="Workers that share the experts.")
     exact: bool = Field(
         False, description="A token's bits do not depend on what else runs, on chunks, or on cached prefixes (cpu)."
@@ -135,25 +137,9 @@ class ServeSettings(BaseSettings):
 
     def engine_config(self) -> EngineConfig:
         """The part that the workers need."""
-        return EngineConfig(
-            model=str(self.model),
-            device=self.device,
-            dtype=self.dtype,
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            block_size=self.block_size,
-            kv_cache_memory_bytes=self.kv_cache_memory,
-            num_kv_blocks=self.num_kv_blocks,
-            tensor_parallel_size=self.tensor_parallel_size,
-            data_parallel_size=self.data_parallel_size,
-            expert_parallel_size=self.expert_parallel_size,
-            exact=self.exact,
-            kernels=self.kernels,
-            compile=self.compile,
-            compile_cache=None if self.compile_cache is None else str(self.compile_cache),
-            force_buckets=self.force_buckets,
-        )
+        given = {name: str(value) if isinstance(value, Path) else value for name, value in self}
+        given["kv_cache_memory_bytes"] = self.kv_cache_memory
+        return msgspec.convert({name: given[name] for name in EngineConfig.__struct_fields__}, EngineConfig)
 
     def identity(self) -> ModelIdentity:
         """What is known of the model before a worker has read it."""
@@ -200,9 +186,9 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> ServeSe
 
 
 def unknown_variables(environment: Iterable[str]) -> list[str]:
-    """A sentence for every variable that looks like a setting and is none.
+    """A sentence for every variable that is named like a setting but is not one.
 
-    No refusal: a cluster adds variables to a pod by itself, for a Service that happens to be called `hpu-engine`.
+    They are not refused: Kubernetes adds variables to a pod for a Service that happens to be called `hpu-engine`.
     """
     known = [f"{ENV_PREFIX}{field.upper()}" for field in ServeSettings.model_fields]
     sentences = []
@@ -212,7 +198,7 @@ def unknown_variables(environment: Iterable[str]) -> list[str]:
         wanted = {full.removeprefix(ENV_PREFIX): full for full in known}
         near = get_close_matches(name.upper().removeprefix(ENV_PREFIX), wanted, n=1)
         hint = f"; did you mean {wanted[near[0]]}?" if near else ""
-        sentences.append(f"{name[:200]} is no setting of this engine and is ignored{hint}")
+        sentences.append(f"unknown setting {name[:200]} ignored{hint}")
     return sentences
 
 
@@ -224,7 +210,7 @@ def _read(file: Path) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise SettingsError(f"--config {file}: has to be a mapping of settings, for example `max-num-seqs: 64`")
+        raise SettingsError(f"--config {file}: must be a mapping of settings, for example `max-num-seqs: 64`")
     return {key.replace("-", "_"): value for key, value in content.items()}
 
 
@@ -233,7 +219,7 @@ def _line(problem: Any, flags: Mapping[str, Any], from_file: Mapping[str, Any], 
     if problem["type"] == "missing":
         return f"{flag_of(field)} is required (or {ENV_PREFIX}{field.upper()}, or `{field}` in the --config file)"
     if problem["type"] == "extra_forbidden":
-        return f"`{field}` in {file} is no setting of this engine"
+        return f"unknown setting `{field}` in {file}"
     origin = ""
     if flags.get(field) is None:
         origin = f" in {file}" if field in from_file else f" from {ENV_PREFIX}{field.upper()}"

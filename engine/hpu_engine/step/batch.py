@@ -7,15 +7,18 @@ Rows are laid out flat, rows with several new tokens (`chunks`) first, rows with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hpu_engine.scheduling.kv_blocks import SCRATCH_BLOCK
-from hpu_engine.scheduling.scheduler import Row, Step
+from hpu_engine.step.input import RowInput, StepInput
 from hpu_engine.step.shapes import SCORED_AT_ONCE, split_rows
+
+Put = Callable[[Sequence[int] | Sequence[Sequence[int]]], Tensor]
+"""Whole numbers of the host as an int64 tensor where the step runs (`Device.put`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,8 @@ class Batch:
 class Layout:
     """A step laid out flat, as numbers. `new_blocks`, `output_rows` and `score_rows` are as in `Batch`."""
 
-    chunks: list[Row]
-    singles: list[Row]
+    chunks: list[RowInput]
+    singles: list[RowInput]
     token_ids: list[int]
     positions: list[int]
     slots: list[int]
@@ -76,9 +79,9 @@ class Layout:
     score_rows: list[int]
 
 
-def layout(step: Step, block_size: int) -> Layout:
+def layout(step: StepInput, block_size: int) -> Layout:
     """Where each token of a step lies, and what it reads and writes."""
-    chunks, singles = split_rows(step)
+    chunks, singles = split_rows(step.rows)
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -87,10 +90,10 @@ def layout(step: Step, block_size: int) -> Layout:
     for row in (*chunks, *singles):
         start, end = row.context_len, row.context_len + row.new_len
         first_token[id(row)] = len(token_ids)
-        token_ids.extend(row.request.tokens[start:end])
+        token_ids.extend(row.token_ids)
         positions.extend(range(start, end))
-        slots.extend(_slots(row.request.blocks, start, end, block_size))
-        new_blocks.extend(row.request.blocks[-(-start // block_size) : -(-end // block_size)])
+        slots.extend(_slots(row.blocks, start, end, block_size))
+        new_blocks.extend(row.blocks[-(-start // block_size) : -(-end // block_size)])
     return Layout(
         chunks=chunks,
         singles=singles,
@@ -107,25 +110,24 @@ def layout(step: Step, block_size: int) -> Layout:
     )
 
 
-def build_batch(step: Step, block_size: int) -> Batch:
+def build_batch(step: StepInput, block_size: int, put: Put) -> Batch:
     """The batch of a step; an empty step gives an empty, legal batch."""
     flat = layout(step, block_size)
     chunks: list[Chunk] = []
     start = 0
     for row in flat.chunks:
-        used = torch.tensor(row.request.blocks[: -(-(row.context_len + row.new_len) // block_size)])
-        chunks.append(Chunk(start, row.new_len, row.context_len, used))
+        chunks.append(Chunk(start, row.new_len, row.context_len, put(row.blocks)))
         start += row.new_len
     return Batch(
-        token_ids=_index(flat.token_ids),
-        positions=_index(flat.positions),
-        slots=_index(flat.slots),
-        new_blocks=_index(flat.new_blocks),
+        token_ids=put(flat.token_ids),
+        positions=put(flat.positions),
+        slots=put(flat.slots),
+        new_blocks=put(flat.new_blocks),
         chunks=tuple(chunks),
-        single_blocks=_padded_tables(flat.singles, block_size),
-        single_lens=_index([row.context_len + 1 for row in flat.singles]),
-        output_rows=_index(flat.output_rows),
-        score_rows=_index(flat.score_rows),
+        single_blocks=_padded_tables(flat.singles, put),
+        single_lens=put([row.context_len + 1 for row in flat.singles]),
+        output_rows=put(flat.output_rows),
+        score_rows=put(flat.score_rows),
     )
 
 
@@ -141,12 +143,7 @@ def _slots(blocks: Sequence[int], start: int, end: int, block_size: int) -> list
     return slots
 
 
-def _padded_tables(rows: Sequence[Row], block_size: int) -> Tensor:
-    tables = [row.request.blocks[: row.context_len // block_size + 1] for row in rows]
-    width = max((len(table) for table in tables), default=0)
-    padded = [table + [SCRATCH_BLOCK] * (width - len(table)) for table in tables]
-    return _index(padded).reshape(len(tables), width)
-
-
-def _index(values: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int64)
+def _padded_tables(rows: Sequence[RowInput], put: Put) -> Tensor:
+    width = max((len(row.blocks) for row in rows), default=0)
+    padded = [[*row.blocks, *[SCRATCH_BLOCK] * (width - len(row.blocks))] for row in rows]
+    return put(padded).reshape(len(rows), width)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpu_engine.device.base import HOST
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.token_counts import TokenCounts
 
@@ -26,9 +27,9 @@ def adjust_logits(
     """
     if params.logit_bias:
         ids, biases = zip(*params.logit_bias.items(), strict=True)
-        logits[torch.tensor(ids)] += torch.tensor(biases, dtype=logits.dtype)
+        logits[torch.tensor(ids, device=HOST)] += torch.tensor(biases, dtype=logits.dtype, device=HOST)
     if len(tokens) - prompt_len < params.min_tokens and params.stop_token_ids:
-        logits[torch.tensor(params.stop_token_ids)] = float("-inf")
+        logits[torch.tensor(params.stop_token_ids, device=HOST)] = float("-inf")
     if params.repetition_penalty == 1.0 and not (params.presence_penalty or params.frequency_penalty):
         return
     counts.count(tokens, prompt_len)

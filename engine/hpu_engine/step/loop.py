@@ -1,4 +1,4 @@
-"""The step loop of one rank: schedule, run, sample, commit. Owns the order of these four and who fails alone.
+"""The step loop of one rank: schedule, agree, run, sample, commit. Owns the order of these and who fails alone.
 
 One thread drives it. The worker process and the in-process `LLM` both do; neither touches scheduler or blocks.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -18,31 +18,42 @@ from torch import Tensor
 from hpu_engine.scheduling.request import Request
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import PromptScores, RequestRefused, Row, Scheduler, Step
-from hpu_engine.step.batch import Batch, build_batch
-from hpu_engine.step.padded_batch import PaddedBatch, build_padded_batch
+from hpu_engine.step.input import StepInput, input_of
 from hpu_engine.step.sampler import Draw, Sampled, SamplingFailed, log_probabilities, sample
 from hpu_engine.step.shapes import FirstSeen, ShapeMap, StepShapes
 from hpu_engine.wire.messages import Heartbeat, Rejected, RowOutput, Submit, TokenLogprobs
 
 PADDING = Draw(SamplingParams(temperature=0.0), seed=0, tokens=(), prompt_len=0)
-"""How a padding row's token is chosen before it is dropped."""
+"""Sampling settings of padding rows; their tokens are dropped."""
+
+Agree = Callable[[StepShapes], StepShapes]
+"""From the shapes that this rank's step needs to those that all ranks of the group run now; empty where none has work.
+A rank without work of its own then runs padding alone.
+"""
+
+TakeScores = Callable[[Tensor, int], None]
+"""Takes logits [tokens, vocab] float32 of scored prompt tokens, and how many of these rows are no padding."""
+
+
+def alone(shapes: StepShapes) -> StepShapes:
+    """The agreement of a rank that computes with no other."""
+    return shapes
 
 
 class Runner(Protocol):
-    """What turns a batch into logits: a model, its weights and its KV pool on a device."""
+    """What turns the input of a step into logits: a model, its weights and its KV pool on a device."""
+
+    shapes: ShapeMap
+    first_seen: FirstSeen
+    shape: str | None
 
     @property
     def vocab(self) -> int: ...
 
-    @property
-    def block_size(self) -> int: ...
-
-    def hidden(self, batch: Batch | PaddedBatch) -> Tensor:
-        """Runs the batch: [tokens, hidden], or [rows of its buffer, hidden]."""
-        ...
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] of `hidden` to [rows, vocab] float32."""
+    def run(self, step: StepInput, shapes: StepShapes, take_scores: TakeScores) -> Tensor:
+        """Logits [outputs, vocab] float32 of the emitting rows, then of padding; those of scored prompt tokens go to
+        `take_scores`, some at a time, in the order of the rows.
+        """
         ...
 
 
@@ -58,16 +69,13 @@ class StepResult:
 
 
 class StepLoop:
-    """With `shapes` of a set of buckets every step is padded to them."""
+    """`agree` is asked before each step."""
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, shapes: ShapeMap | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, agree: Agree = alone) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self.shapes = shapes or ShapeMap(runner.block_size)
-        self.first_seen = FirstSeen()
+        self._agree = agree
         self.steps = 0
-        self.shape: str | None = None
-        """The shapes that run now, or ran last."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -89,26 +97,35 @@ class StepLoop:
             return Rejected(request_id=message.request_id, message=str(refusal), param=refusal.param)
         return None
 
+    @property
+    def shape(self) -> str | None:
+        """The shapes that run now, or ran last."""
+        return self._runner.shape
+
     def abort(self, request_ids: Iterable[str]) -> None:
         self._scheduler.abort(request_ids)
 
     @torch.inference_mode()
     def step(self) -> StepResult:
-        """Run one step. With nothing to do it is a no-op with an empty result."""
+        """Run one step. Where neither this rank nor another has work it is a no-op with an empty result."""
         started = time.monotonic()
         step = self._scheduler.schedule()
-        if not step.rows:
+        given = input_of(step.rows, self._runner.shapes.block_size)
+        shapes = self._agree(self._runner.shapes.of(given))
+        if shapes.is_empty:
             return StepResult((), (), 0.0, 0)
-        shapes = self.shapes.of(step)
-        self.shape = str(shapes)
-        self.first_seen.see(shapes.recipes())
-        batch = self._batch(step, shapes)
-        hidden = self._runner.hidden(batch)
-        # A head over no rows would be a shape of its own.
-        outputs = hidden[batch.output_rows]
-        logits = self._runner.logits(outputs) if shapes.outputs.count else outputs.new_empty(0, self._runner.vocab)
+        scoring = _Scoring(step)
+        logits = self._runner.run(given, shapes, scoring.take)
         sampled = self._sample(step, logits)
-        scores = self._score_prompts(step, shapes, [hidden[piece] for piece in batch.score_pieces])
+        return self._commit(step, sampled, scoring.by_row(), started)
+
+    def _commit(
+        self,
+        step: Step,
+        sampled: Sequence[Sampled | SamplingFailed | None],
+        scores: Sequence[PromptScores | SamplingFailed],
+        started: float,
+    ) -> StepResult:
         begun = tuple(row.request.request_id for row in step.rows if not row.request.has_run)
         rejected = _rejections(step, sampled, scores)
         # Before the commit, which passes over requests that are gone: nothing of a failed one is reported or cached.
@@ -134,37 +151,15 @@ class StepLoop:
             preemptions=scheduler.counters.preemptions,
             prefix_queries=scheduler.counters.prefix_queries,
             prefix_hits=scheduler.counters.prefix_hits,
-            bucket=self.shape,
-            first_seen_shapes=self.first_seen.after_warm_up,
+            bucket=self._runner.shape,
+            first_seen_shapes=self._runner.first_seen.after_warm_up,
         )
-
-    def _batch(self, step: Step, shapes: StepShapes) -> Batch | PaddedBatch:
-        if self.shapes.buckets is None:
-            return build_batch(step, self._runner.block_size)
-        return build_padded_batch(step, shapes, self.shapes.buckets.limits)
 
     def _sample(self, step: Step, logits: Tensor) -> list[Sampled | SamplingFailed | None]:
         """What each row of the step emits, or why it does not; `logits` [emitting rows, vocab], perhaps padded."""
         emitting = [row for row in step.rows if row.emits]
         drawn = iter(self._draw(emitting, logits) if emitting else [])
         return [next(drawn) if row.emits else None for row in step.rows]
-
-    def _score_prompts(
-        self, step: Step, shapes: StepShapes, pieces: Sequence[Tensor]
-    ) -> list[PromptScores | SamplingFailed]:
-        """Log-probabilities of prompt tokens, row by row; `pieces` [scored tokens, hidden] are in that order."""
-        wanted = iter(
-            (row.request.tokens[position + 1], row.request.params.prompt_logprobs or 0)
-            for row in step.rows
-            for position in range(row.score_from, row.score_from + row.scores)
-        )
-        scores = [
-            _score(logits, *next(wanted))
-            for fit, hidden in zip(shapes.scores, pieces, strict=True)
-            for logits in self._runner.logits(hidden)[: fit.count]
-        ]
-        ends = list(accumulate(row.scores for row in step.rows))
-        return [_whole(scores[end - row.scores : end]) for row, end in zip(step.rows, ends, strict=True)]
 
     def _draw(self, rows: list[Row], logits: Tensor) -> list[Sampled | SamplingFailed]:
         requests = [row.request for row in rows]
@@ -184,6 +179,30 @@ class StepLoop:
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._runner.vocab:
             wrong = next(token for token in token_ids if not 0 <= token < self._runner.vocab)
             raise RequestRefused(f"token id {wrong} is outside of the vocabulary of {self._runner.vocab}")
+
+
+class _Scoring:
+    """Log-probabilities of the prompt tokens that a step scores, row by row, taken while their logits are at hand."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._wanted = self._tokens()
+        self._scores: list[TokenLogprobs | SamplingFailed] = []
+
+    def _tokens(self) -> Iterator[tuple[int, int]]:
+        """The token whose score is wanted, and how many of the most likely beside it."""
+        for row in self._step.rows:
+            for position in range(row.score_from, row.score_from + row.scores):
+                yield row.request.tokens[position + 1], row.request.params.prompt_logprobs or 0
+
+    def take(self, logits: Tensor, count: int) -> None:
+        """`logits` [tokens, vocab] of the next `count` scored tokens, then of padding."""
+        self._scores.extend(_score(row, *next(self._wanted)) for row in logits[:count])
+
+    def by_row(self) -> list[PromptScores | SamplingFailed]:
+        rows = self._step.rows
+        ends = accumulate(row.scores for row in rows)
+        return [_whole(self._scores[end - row.scores : end]) for row, end in zip(rows, ends, strict=True)]
 
 
 def _score(logits: Tensor, token: int, count: int) -> TokenLogprobs | SamplingFailed:

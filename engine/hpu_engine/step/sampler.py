@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpu_engine.device.base import HOST
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.token_counts import TokenCounts
 from hpu_engine.step.logit_adjustments import adjust_logits
@@ -78,7 +79,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled | SamplingFail
     random = [index for index, draw in enumerate(draws) if not draw.greedy and finite[index]]
     for group in _alike(random, draws):
         # Rows are taken out only where some are of another kind: copying them costs as much as their softmax.
-        rows = slice(None) if len(group) == len(draws) else torch.tensor(group)
+        rows = slice(None) if len(group) == len(draws) else torch.tensor(group, device=HOST)
         drawn = _draw(logits[rows], peaks[rows], [draws[index] for index in group])
         for index, token in zip(group, drawn, strict=True):
             tokens[index] = token
@@ -144,7 +145,7 @@ def _finite(logprob: float) -> float:
 
 
 def _column(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32)[:, None]
+    return torch.tensor(values, dtype=torch.float32, device=HOST)[:, None]
 
 
 def _mix(state: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:

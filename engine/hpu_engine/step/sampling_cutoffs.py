@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpu_engine.device.base import HOST
 from hpu_engine.scheduling.sampling_params import SamplingParams
 
 HEAD = 256
@@ -33,15 +34,16 @@ def cutoffs(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     chosen = [index for index, own in enumerate(params) if own.top_p < 1.0]
     widest = max((own.top_k for own in params if own.top_k <= head), default=0)
     ordered = weights.topk(max(head if chosen else 1, widest)).values
-    top_k = torch.tensor([[min(own.top_k or vocab, vocab)] for own in params])
+    top_k = torch.tensor([[min(own.top_k or vocab, vocab)] for own in params], device=HOST)
     kth = torch.where(top_k < vocab, ordered.gather(1, (top_k - 1).clamp_max(ordered.shape[-1] - 1)), 0.0)
     for index, own in enumerate(params):
         if head < own.top_k < vocab:
             kth[index] = float(np.partition(weights[index].numpy(), vocab - own.top_k)[vocab - own.top_k])
-    edges = torch.maximum(kth, torch.tensor([[own.min_p] for own in params], dtype=torch.float32))
+    min_p = torch.tensor([[own.min_p] for own in params], dtype=torch.float32, device=HOST)
+    edges = torch.maximum(kth, min_p)
     if chosen:
-        rows = slice(None) if len(chosen) == len(params) else torch.tensor(chosen)
-        top_p = torch.tensor([[params[index].top_p] for index in chosen], dtype=torch.float64)
+        rows = slice(None) if len(chosen) == len(params) else torch.tensor(chosen, device=HOST)
+        top_p = torch.tensor([[params[index].top_p] for index in chosen], dtype=torch.float64, device=HOST)
         pth = _nucleus_edges(weights[rows], ordered[rows, :head], kth[rows], top_k[rows], top_p)
         edges[rows] = torch.maximum(edges[rows], pth)
     return edges
@@ -50,7 +52,7 @@ def cutoffs(weights: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 def drop_below(weights: Tensor, edges: Tensor) -> None:
     """Makes 0 what is below its row's edge: `weights` [rows, vocab] in place, `edges` [rows, 1]."""
     # One pass for each row. A mask of all of them is written and read again, and takes five times as long.
-    below = torch.nextafter(edges, torch.tensor(-1.0))[:, 0].tolist()
+    below = torch.nextafter(edges, edges.new_tensor(-1.0))[:, 0].tolist()
     for row, most_dropped in zip(weights, below, strict=True):
         torch.threshold_(row, most_dropped, 0.0)
 
@@ -77,14 +79,14 @@ def _nucleus_edges(weights: Tensor, head: Tensor, kth: Tensor, top_k: Tensor, to
 def _edges_in_buckets(weights: Tensor, top_p: Tensor) -> Tensor:
     rows = weights.shape[0]
     bucket_of = (weights.view(torch.int32) >> _BUCKET_SHIFT).long()
-    sums = torch.zeros(rows, _BUCKETS).scatter_add_(1, bucket_of, weights).double()
+    sums = weights.new_zeros(rows, _BUCKETS).scatter_add_(1, bucket_of, weights).double()
     through = sums.flip(1).cumsum(1).flip(1)
     wanted = top_p * through[:, :1]
     # The last bucket with a weight in it of which the heaviest still stays holds the edge.
     holds = (through - sums < wanted) & (sums > 0)
     edge_bucket = holds.to(torch.int8).argmax(1, keepdim=True)
     above = (through - sums).gather(1, edge_bucket)
-    edges = torch.empty(rows, 1)
+    edges = weights.new_empty(rows, 1)
     for row in range(rows):
         inside = weights[row][bucket_of[row] == edge_bucket[row]].sort(descending=True).values
         before = above[row] + inside.double().cumsum(0) - inside

@@ -8,14 +8,13 @@ runs in the cheapest bucket that covers it, the rest of which is padding; withou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NamedTuple
 
 from hpu_engine.planning.shapes.buckets import BucketSet, shape_in_words
 from hpu_engine.planning.shapes.limits import Kind, Size, split_decode
-from hpu_engine.scheduling.scheduler import Row, Step
+from hpu_engine.step.input import RowInput, StepInput
 
 SCORED_AT_ONCE = 64
 """Logits of a whole chunk would take more memory than anything else in a step."""
@@ -24,20 +23,13 @@ MOST_SHAPES = 1 << 16
 """So many shapes are remembered; a device with exact shapes could meet more, and then stops counting."""
 
 
-class Variant(StrEnum):
-    """Recipes of one shape. The sampler has two: the largest logit, and everything else."""
-
-    ONLY = ""
-    GREEDY = "greedy"
-    GENERAL = "general"
-
-
 class Recipe(NamedTuple):
-    """What is compiled once."""
+    """What a device compiles once. A recipe of the sampler ends at the logits: on this device the host chooses tokens,
+    by plain code that is not counted.
+    """
 
     kind: Kind
     size: Size
-    variant: Variant = Variant.ONLY
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +55,10 @@ class StepShapes:
     singles: tuple[Fit, ...]
     outputs: Fit
     scores: tuple[Fit, ...]
-    is_greedy: bool
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.flat.padded
 
     def recipes(self) -> Iterator[Recipe]:
         """One item per call, in the order of the step."""
@@ -74,9 +69,9 @@ class StepShapes:
         for call in self.singles:
             yield Recipe(Kind.DECODE, call.size)
         if self.outputs.padded:
-            yield Recipe(Kind.SAMPLER, self.outputs.size, Variant.GREEDY if self.is_greedy else Variant.GENERAL)
+            yield Recipe(Kind.SAMPLER, self.outputs.size)
         for piece in self.scores:
-            yield Recipe(Kind.SAMPLER, piece.size, Variant.GENERAL)
+            yield Recipe(Kind.SAMPLER, piece.size)
 
     def __str__(self) -> str:
         """The shapes in words, for heartbeats and evidence of a death."""
@@ -90,27 +85,25 @@ class ShapeMap:
 
     def __init__(self, block_size: int, buckets: BucketSet | None = None) -> None:
         assert buckets is None or buckets.limits.block_size == block_size
-        self._block_size = block_size
+        self.block_size = block_size
         self.buckets = buckets
         self._scored_at_once = SCORED_AT_ONCE
         if buckets is not None:
             self._scored_at_once = min(SCORED_AT_ONCE, buckets.limits.largest(Kind.SAMPLER)[0])
 
-    def of(self, step: Step) -> StepShapes:
+    def of(self, step: StepInput) -> StepShapes:
         """Raises `hpu_engine.planning.shapes.buckets.UncoveredShape` for a step beyond the limits of the buckets."""
-        size = self._block_size
-        chunks, singles = split_rows(step)
-        emitting = [row for row in step.rows if row.emits]
+        size = self.block_size
+        chunks, singles = split_rows(step.rows)
         return StepShapes(
             flat=self._fit(Kind.FLAT, step.num_tokens),
             chunks=tuple(self._fit(Kind.PREFILL, row.new_len, -(-row.context_len // size)) for row in chunks),
             singles=tuple(self._single_calls([row.context_len // size + 1 for row in singles])),
-            outputs=self._fit(Kind.SAMPLER, len(emitting)),
+            outputs=self._fit(Kind.SAMPLER, sum(row.emits for row in step.rows)),
             scores=tuple(
                 self._fit(Kind.SAMPLER, count)
                 for count in _pieces(sum(row.scores for row in step.rows), self._scored_at_once)
             ),
-            is_greedy=all(_is_greedy(row) for row in emitting),
         )
 
     def _single_calls(self, blocks_per_row: list[int]) -> Iterator[Fit]:
@@ -144,14 +137,9 @@ class FirstSeen:
                 self.after_warm_up += self._is_warm
 
 
-def split_rows(step: Step) -> tuple[list[Row], list[Row]]:
+def split_rows(rows: Sequence[RowInput]) -> tuple[list[RowInput], list[RowInput]]:
     """Rows with several new tokens, and rows with one, which need less: each in the order of the step."""
-    return [row for row in step.rows if row.new_len != 1], [row for row in step.rows if row.new_len == 1]
-
-
-def _is_greedy(row: Row) -> bool:
-    params = row.request.params
-    return params.is_greedy and params.logprobs is None and not params.changes_logits
+    return [row for row in rows if row.new_len != 1], [row for row in rows if row.new_len == 1]
 
 
 def _pieces(total: int, most: int) -> Iterator[int]:

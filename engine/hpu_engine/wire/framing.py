@@ -79,11 +79,6 @@ class ServerConnection:
             raise ConnectionResetError("the worker's socket is closed")
         self._writer.write(encode_frame(message))
 
-    @property
-    def unsent_bytes(self) -> int:
-        """What the worker has not taken yet: a frozen worker shows here."""
-        return self._writer.transport.get_write_buffer_size()
-
     async def receive(self) -> ToServer | None:
         """The next message, None at the end. Raises `WireError`, `ConnectionError`."""
         try:

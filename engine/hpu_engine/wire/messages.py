@@ -2,13 +2,14 @@
 
 A frame is a 4-byte big-endian length and a msgpack body of one tagged message. Frames above `FRAME_LIMIT_BYTES` are a
 protocol error. The server sends `Configure` first, then `Submit`, `Abort`, `Stop`; the worker sends everything else.
+Both ends are of one version; keys that an end does not know are ignored all the same.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from hpu_engine.contract import FailureReason, Phase
+from hpu_engine.contract import BucketRun, CardHealth, FailureReason, GateResult, Phase, RecipeCache
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.settings.engine import EngineConfig
 
@@ -23,11 +24,15 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Configure(_Message, frozen=True, kw_only=True):
-    """The first message: everything the worker needs to load and warm up."""
+    """The first message: everything the worker needs to load and warm up.
+
+    `worker` of `rank`; `pod_workers` of all ranks share the pod's processors.
+    """
 
     config: EngineConfig
     rank: int = 0
     worker: int = 0
+    pod_workers: int = 1
 
 
 class Submit(_Message, frozen=True, kw_only=True):
@@ -56,17 +61,31 @@ class Stop(_Message, frozen=True, kw_only=True):
 # --- worker to server
 
 
-class Progress(_Message, frozen=True, kw_only=True):
-    """Start-up moved. `done` of `total` are bytes while loading, buckets while warming up."""
+class FromWorker(_Message, frozen=True, kw_only=True):
+    """Said by every worker of a rank, and not only by the first one, which runs the steps."""
+
+    worker: int = 0
+
+
+class Progress(FromWorker, frozen=True, kw_only=True):
+    """Start-up moved. `done` of `total` are bytes while fetching and loading, buckets while warming up.
+
+    `planned_seconds` is the longest that `current` is planned to take; `ran` is the bucket before it.
+    """
 
     phase: Phase
     done: int = 0
     total: int = 0
     current: str | None = None
+    planned_seconds: float | None = None
+    ran: BucketRun | None = None
 
 
-class Loaded(_Message, frozen=True, kw_only=True):
-    """Weights are in and the pool is allocated; limits a request is admitted against."""
+class Loaded(FromWorker, frozen=True, kw_only=True):
+    """Weights are in and the pool is allocated; limits a request is admitted against.
+
+    `settled_digest` names everything that the workers of a group have to agree on.
+    """
 
     max_model_len: int
     num_kv_blocks: int
@@ -77,18 +96,31 @@ class Loaded(_Message, frozen=True, kw_only=True):
     kernels: str
     """What computes: `torch`, `compiled` (our own) or `tiles` (our own, on AMX)."""
     parameters: int
+    settled_digest: str | None = None
 
     @property
     def most_tokens(self) -> int:
         """Of one request, prompt and output together: what the model allows and the pool holds."""
         return min(self.max_model_len, self.num_kv_blocks * self.block_size)
 
+    def within(self, other: Loaded) -> Loaded:
+        """What both can hold: the smaller limits. The digest is kept where it is the same."""
+        return msgspec.structs.replace(
+            self,
+            max_model_len=min(self.max_model_len, other.max_model_len),
+            num_kv_blocks=min(self.num_kv_blocks, other.num_kv_blocks),
+            max_batched_tokens=min(self.max_batched_tokens, other.max_batched_tokens),
+            settled_digest=self.settled_digest if self.settled_digest == other.settled_digest else None,
+        )
 
-class Ready(_Message, frozen=True, kw_only=True):
+
+class Ready(FromWorker, frozen=True, kw_only=True):
     """Every bucket ran and one real token was produced."""
 
+    gate: GateResult | None = None
 
-class Heartbeat(_Message, frozen=True, kw_only=True):
+
+class Heartbeat(FromWorker, frozen=True, kw_only=True):
     """Sent after every step and at least once a second while idle, from the step loop's own thread."""
 
     steps: int
@@ -102,6 +134,8 @@ class Heartbeat(_Message, frozen=True, kw_only=True):
     bucket: str | None = None
     first_seen_shapes: int = 0
     """Shapes that ran for the first time after warm-up."""
+    card: CardHealth | None = None
+    recipe_cache: RecipeCache | None = None
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -145,7 +179,7 @@ class Rejected(_Message, frozen=True, kw_only=True):
     internal: bool = False
 
 
-class Fatal(_Message, frozen=True, kw_only=True):
+class Fatal(FromWorker, frozen=True, kw_only=True):
     """The worker's last words before it exits."""
 
     reason: FailureReason

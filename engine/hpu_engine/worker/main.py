@@ -15,9 +15,22 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from hpu_engine.contract import EXIT_CODES, ExitCode, FailureReason, Phase
+import msgspec
+
+from hpu_engine.contract import EXIT_CODES, BucketRun, ExitCode, FailureReason, Phase
 from hpu_engine.wire.framing import WireError, WorkerConnection
-from hpu_engine.wire.messages import Abort, Configure, Fatal, Progress, Ready, StepOutputs, Stop, Submit
+from hpu_engine.wire.messages import (
+    Abort,
+    Configure,
+    Fatal,
+    Heartbeat,
+    Loaded,
+    Progress,
+    Ready,
+    StepOutputs,
+    Stop,
+    Submit,
+)
 from hpu_engine.worker.threads import apply_thread_policy
 
 if TYPE_CHECKING:
@@ -43,9 +56,9 @@ def main() -> int:
         configure = connection.receive()
         if not isinstance(configure, Configure):
             return ExitCode.INTERNAL
-        return _Worker(connection, configure).run()
+        return _Process(connection, configure).run()
     except (_ServerGone, WireError, ConnectionError) as error:
-        # Nobody is left to tell; the exit code is for whoever looks at the process table.
+        # No message can be sent any more; the exit code shows in the process table.
         print(f"worker: the server is gone: {error!r}", file=sys.stderr)  # noqa: T201
         return ExitCode.INTERNAL
 
@@ -61,27 +74,30 @@ def die_with_parent(parent: int | None) -> None:
         sys.exit(ExitCode.INTERNAL)
 
 
-class _Worker:
+class _Process:
+    """This process from its first message to its exit code."""
+
     def __init__(self, connection: WorkerConnection, configure: Configure) -> None:
         self._connection = connection
         self._configure = configure
         self._bucket: str | None = None
-        self._last_progress_seconds = 0.0
+        self._bucket_began_at = 0.0
+        self._progress_sent_at = 0.0
 
     def run(self) -> int:
         """Serve until told to stop. Returns the exit code."""
         # The server decides when a worker ends; a Ctrl-C at the terminal reaches it first.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._connection.send(Progress(phase=Phase.STARTING))
-        in_time = apply_thread_policy()
+        self._say(Progress(phase=Phase.STARTING))
+        in_time = apply_thread_policy(self._configure.pod_workers)
         assert in_time, "torch is imported before the thread policy"
         from hpu_engine.worker.start_up import StartUpError, open_rank
 
         try:
             rank = open_rank(self._configure.config, self._on_progress)
-            self._connection.send(rank.loaded)
+            self._say(rank.loaded)
             rank.warm_up(self._on_progress)
-            self._connection.send(Ready())
+            self._say(Ready())
             self._serve(rank.loop)
         except StartUpError as error:
             return self._fail(error.reason, error.message, path=error.path, tensor=error.tensor)
@@ -143,20 +159,29 @@ class _Worker:
         return False
 
     def _heartbeat(self, loop: StepLoop) -> None:
-        self._connection.send(loop.heartbeat())
+        self._say(loop.heartbeat())
+
+    def _say(self, message: Progress | Loaded | Ready | Heartbeat | Fatal) -> None:
+        self._connection.send(msgspec.structs.replace(message, worker=self._configure.worker))
 
     def _on_progress(self, progress: Progress) -> None:
         """Send start-up progress, at most a few times a second within one phase's bytes."""
         now = time.monotonic()
+        if progress.phase is Phase.WARMING_UP:
+            # A bucket is reported before it runs, so that the next report is the end of this one.
+            if progress.ran is None and progress.done and self._bucket is not None:
+                run = BucketRun(bucket=self._bucket, seconds=now - self._bucket_began_at)
+                progress = msgspec.structs.replace(progress, ran=run)
+            self._bucket_began_at = now
         self._bucket = progress.current
         loading = progress.phase is Phase.LOADING and 0 < progress.done < progress.total
-        if loading and now - self._last_progress_seconds < PROGRESS_INTERVAL_SECONDS:
+        if loading and now - self._progress_sent_at < PROGRESS_INTERVAL_SECONDS:
             return
-        self._last_progress_seconds = now
-        self._connection.send(progress)
+        self._progress_sent_at = now
+        self._say(progress)
 
     def _fail(self, reason: FailureReason, message: str, *, path: str | None = None, tensor: str | None = None) -> int:
-        self._connection.send(Fatal(reason=reason, message=message, path=path, tensor=tensor, bucket=self._bucket))
+        self._say(Fatal(reason=reason, message=message, path=path, tensor=tensor, bucket=self._bucket))
         return EXIT_CODES[reason]
 
 

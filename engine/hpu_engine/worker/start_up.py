@@ -7,37 +7,30 @@ the tensor that a termination message carries.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from ctypes import CDLL
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 
 from hpu_engine.contract import FailureReason, Phase
-from hpu_engine.device.base import Device, UnsupportedOnDevice
+from hpu_engine.device.base import Device
 from hpu_engine.device.cpu.device import CpuDevice
 from hpu_engine.device.cpu.native.build import NativeBuildFailed, default_cache, load_ahead, load_library
-from hpu_engine.device.cpu.native.ops import HEAD_MULTIPLE, NativeOps
-from hpu_engine.device.cpu.native.tile_ops import TileOps, has_tiles, takes_shapes
-from hpu_engine.model.attention import ExactAttention
+from hpu_engine.device.cpu.native.ops import NativeOps
+from hpu_engine.device.cpu.native.tile_ops import TileOps, has_tiles
+from hpu_engine.device.cpu.processor import read_processor
 from hpu_engine.model.builder import build_transformer
-from hpu_engine.model.kv_cache import allocate_kv_cache, kv_block_bytes
 from hpu_engine.model.runner import ModelRunner
-from hpu_engine.model.transformer import Transformer
 from hpu_engine.model.weights.checking import refuse_quantised
 from hpu_engine.model.weights.errors import WeightsError
-from hpu_engine.planning.cards import CARDS
-from hpu_engine.planning.memory.weights import WeightFormat
-from hpu_engine.planning.model.description import (
-    ModelConfigError,
-    ModelConfigErrorKind,
-    ModelDescription,
-    read_model_description,
-)
+from hpu_engine.planning import ModelConfigError, ModelConfigErrorKind, ModelDescription, read_model_description
+from hpu_engine.planning.cards import CARDS, Processor
+from hpu_engine.planning.memory.plan import MemoryPlan
 from hpu_engine.planning.model.parameters import parameter_count
-from hpu_engine.planning.plan import PlanRequest, planned_buckets
-from hpu_engine.planning.shapes.buckets import BucketSet
-from hpu_engine.planning.shapes.limits import StepLimits
+from hpu_engine.planning.settle import Settled, settle
+from hpu_engine.planning.shapes.choice import TooFewRecipes
+from hpu_engine.planning.violations import PlanError, in_flags
 from hpu_engine.scheduling.kv_blocks import BlockPool
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.scheduling.scheduler import Limits, Scheduler
@@ -46,12 +39,6 @@ from hpu_engine.step.loop import StepLoop
 from hpu_engine.step.shapes import ShapeMap
 from hpu_engine.wire.messages import Loaded, Progress, Submit
 from hpu_engine.worker.warm_up import OnProgress, run_buckets, run_shapes
-
-DEFAULT_KV_CACHE_BYTES = 512 * 1024 * 1024
-PROCESS_RESERVE_BYTES = 256 * 1024 * 1024
-"""What a step's activations and the allocator take beside weights and KV on the CPU."""
-
-EXACT_CHUNK_TOKENS = 32
 
 _REASONS = {
     ModelConfigErrorKind.NOT_FOUND: FailureReason.MODEL_NOT_FOUND,
@@ -81,23 +68,24 @@ class Rank:
     runner: ModelRunner
     device: Device
     loaded: Loaded
-    max_num_seqs: int
+    settled: Settled
 
     def warm_up(self, on_progress: OnProgress) -> None:
         """Run every bucket, or the shapes of the device, largest first; then one real token through the whole loop."""
-        buckets, seen = self.loop.shapes.buckets, self.loop.first_seen
+        buckets = self.runner.shapes.buckets
         if buckets is not None:
-            total = run_buckets(self.runner, buckets, seen, on_progress)
+            total = run_buckets(self.runner, buckets, on_progress)
         else:
+            limits = self.settled.limits
             shapes = self.device.warm_up_shapes(
-                max_batched_tokens=self.loaded.max_batched_tokens,
-                max_num_seqs=self.max_num_seqs,
-                max_len=min(self.loaded.max_model_len, self.loaded.num_kv_blocks * self.loaded.block_size),
+                max_batched_tokens=limits.max_batched_tokens,
+                max_num_seqs=limits.max_num_seqs,
+                max_len=limits.max_model_len,
             )
-            total = run_shapes(self.runner, list(shapes), self.loop.shapes, seen, on_progress)
+            total = run_shapes(self.runner, list(shapes), on_progress)
         on_progress(Progress(phase=Phase.WARMING_UP, done=total, total=total, current="first token"))
         self._produce_one_token()
-        seen.end_warm_up()
+        self.runner.first_seen.end_warm_up()
 
     def _produce_one_token(self) -> None:
         refused = self.loop.submit(
@@ -117,66 +105,51 @@ def open_rank(config: EngineConfig, on_progress: OnProgress) -> Rank:
     """Load everything `config` names. Raises StartUpError."""
     directory = Path(config.model)
     description = _describe(directory)
-    device = _open_device(config, description, on_progress)
-    dtype = _compute_dtype(config, description, device)
-    max_model_len = _max_model_len(config, description)
-    operand_dtype = device.operand_dtype(dtype)
-    num_blocks = _num_kv_blocks(config, description, operand_dtype)
-    _check_memory(description, device, operand_dtype, num_blocks, config)
+    settled, device = _settle(config, description, on_progress)
+    limits = settled.limits
+    _check_memory(settled.memory, device, config)
 
     def on_bytes(done: int, total: int) -> None:
         on_progress(Progress(phase=Phase.LOADING, done=done, total=total))
 
     try:
         transformer = build_transformer(
-            directory, description, device, dtype=dtype, max_len=max_model_len, on_bytes=on_bytes
+            directory,
+            description,
+            device,
+            dtype=getattr(torch, settled.compute_dtype),
+            max_len=settled.max_model_len,
+            on_bytes=on_bytes,
         )
     except WeightsError as error:
         raise StartUpError(error.reason, error.message, path=error.path, tensor=error.tensor) from error
-    if config.exact:
-        transformer = replace(transformer, exact=_exact_attention(transformer, device, config))
-    caches = allocate_kv_cache(description, num_blocks, config.block_size, operand_dtype)
-    runner = ModelRunner(transformer, caches, device)
-    limits = Limits(
-        max_batched_tokens=config.max_num_batched_tokens or device.default_max_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=max_model_len,
+    num_blocks = settled.memory.kv_blocks
+    caches = device.new_kv_cache(
+        layers=description.layers,
+        pages=num_blocks + limits.scratch_blocks,
+        kv_heads=transformer.attention_shape.kv_heads,
+        block_size=limits.block_size,
+        head_dim=description.head_dim,
+        dtype=getattr(torch, settled.kv_format),
     )
-    scheduler = Scheduler(limits, BlockPool(num_blocks, config.block_size), cache_seed=str(directory))
+    runner = ModelRunner(transformer, caches, device, ShapeMap(limits.block_size, settled.buckets))
+    scheduler = Scheduler(
+        Limits(limits.max_batched_tokens, limits.max_num_seqs, settled.max_model_len),
+        BlockPool(num_blocks, limits.block_size),
+        cache_seed=str(directory),
+    )
     loaded = Loaded(
-        max_model_len=max_model_len,
+        max_model_len=settled.max_model_len,
         num_kv_blocks=num_blocks,
-        block_size=config.block_size,
+        block_size=limits.block_size,
         max_batched_tokens=limits.max_batched_tokens,
         architecture=description.architecture.value,
-        dtype=str(operand_dtype).removeprefix("torch."),
-        kernels=_kernels_of(device),
+        dtype=settled.kv_format,
+        kernels=settled.kernels,
         parameters=parameter_count(description),
+        settled_digest=settled.digest,
     )
-    buckets = bucket_set(config, description, limits, num_blocks) if config.force_buckets else None
-    loop = StepLoop(scheduler, runner, ShapeMap(config.block_size, buckets))
-    return Rank(loop, runner, device, loaded, config.max_num_seqs)
-
-
-def bucket_set(config: EngineConfig, description: ModelDescription, limits: Limits, num_blocks: int) -> BucketSet:
-    """The buckets that `hpu-engine plan --card cpu` prints for this configuration.
-
-    A rank also runs what a plan refuses, such as a pool below the model length: no row is longer than the pool then.
-    """
-    request = PlanRequest(
-        model=description,
-        card=CARDS["cpu"],
-        weight_format=None if config.dtype == "auto" else cast(WeightFormat, config.dtype),
-        block_size=config.block_size,
-    )
-    step_limits = StepLimits(
-        max_model_len=min(limits.max_model_len, num_blocks * config.block_size),
-        max_num_seqs=limits.max_num_seqs,
-        max_batched_tokens=limits.max_batched_tokens,
-        block_size=config.block_size,
-        kv_blocks=num_blocks,
-    )
-    return planned_buckets(request, step_limits)
+    return Rank(StepLoop(scheduler, runner), runner, device, loaded, settled)
 
 
 def _describe(directory: Path) -> ModelDescription:
@@ -193,58 +166,45 @@ def _describe(directory: Path) -> ModelDescription:
     return description
 
 
-def _open_device(config: EngineConfig, description: ModelDescription, on_progress: OnProgress) -> Device:
+def _settle(config: EngineConfig, description: ModelDescription, on_progress: OnProgress) -> tuple[Settled, Device]:
+    """What the configuration comes to, and the device that computes it. Raises StartUpError.
+
+    It is settled as if the kernels could be loaded, and anew where they cannot.
+    """
     if config.device != "cpu":
         raise StartUpError(FailureReason.USAGE, f"device {config.device!r} is not supported; supported is cpu")
-    if config.compile:
-        native: NativeOps | None = _compiled_kernels(config, description, on_progress)
-    else:
-        native = _kernels_built_ahead(config, description) if config.kernels == "auto" else None
-    return CpuDevice(exact=config.exact, static_shapes=config.force_buckets, native=native)
+    processor = read_processor()
+    settled = _settled_on(processor.model_copy(update={"kernels_ahead": processor.tiles}), config, description)
+    native: NativeOps | None = None
+    if settled.kernels != "torch":
+        library = _compiled_library(config, on_progress) if config.compile else load_ahead(_warn)
+        if settled.kernels == "tiles" and (library is None or not has_tiles(library)):
+            lacking = {"tiles" if config.compile else "kernels_ahead": False}
+            settled = _settled_on(processor.model_copy(update=lacking), config, description)
+        if library is not None and settled.kernels != "torch":
+            native = TileOps(library) if settled.kernels == "tiles" else NativeOps(library)
+    return settled, CpuDevice(exact=config.exact, static_shapes=config.force_buckets, native=native)
 
 
-def _compiled_kernels(config: EngineConfig, description: ModelDescription, on_progress: OnProgress) -> NativeOps:
-    if config.kernels == "torch":
-        raise StartUpError(
-            FailureReason.USAGE,
-            "--compile builds the engine's own kernels, and --kernels torch forbids them; leave one of the two out",
-        )
-    if description.head_dim % HEAD_MULTIPLE:
-        raise StartUpError(
-            FailureReason.USAGE,
-            f"--compile takes models with heads of a multiple of {HEAD_MULTIPLE} elements; this one's have "
-            f"{description.head_dim}",
-        )
+def _settled_on(processor: Processor, config: EngineConfig, description: ModelDescription) -> Settled:
+    card = CARDS["cpu"].model_copy(update={"processor": processor})
+    try:
+        settled = settle(config.specification(description, card))
+        settled.buckets  # noqa: B018 - too few recipes are refused here
+    except (PlanError, TooFewRecipes) as error:
+        message = in_flags(error.violations) if isinstance(error, PlanError) else str(error)
+        raise StartUpError(FailureReason.USAGE, message) from error
+    if settled.violations:
+        raise StartUpError(FailureReason.USAGE, in_flags(settled.violations))
+    return settled
+
+
+def _compiled_library(config: EngineConfig, on_progress: OnProgress) -> CDLL:
     on_progress(Progress(phase=Phase.STARTING, current="compiling kernels"))
     try:
-        library = load_library(Path(config.compile_cache) if config.compile_cache else default_cache(), _warn)
+        return load_library(Path(config.compile_cache) if config.compile_cache else default_cache(), _warn)
     except NativeBuildFailed as error:
         raise StartUpError(FailureReason.USAGE, str(error)) from error
-    return TileOps(library) if _suits_tiles(config, description) and has_tiles(library) else NativeOps(library)
-
-
-def _kernels_built_ahead(config: EngineConfig, description: ModelDescription) -> TileOps | None:
-    """None where torch's operators are as good: everywhere but on tiles."""
-    if not _suits_tiles(config, description):
-        return None
-    library = load_ahead(_warn)
-    return TileOps(library) if library is not None and has_tiles(library) else None
-
-
-def _suits_tiles(config: EngineConfig, description: ModelDescription) -> bool:
-    # What is exact, and what is padded, has its attention from torch, in one type with the linears.
-    if config.exact or config.force_buckets or _requested_dtype(config, description) != "bfloat16":
-        return False
-    return takes_shapes(description.head_dim, config.block_size)
-
-
-def _kernels_of(device: Device) -> str:
-    match device.step_ops:
-        case None:
-            return "torch"
-        case TileOps():
-            return "tiles"
-    return "compiled"
 
 
 def _warn(message: str) -> None:
@@ -252,81 +212,12 @@ def _warn(message: str) -> None:
     print(f"warning: {message}", file=sys.stderr)  # noqa: T201
 
 
-def _exact_attention(transformer: Transformer, device: Device, config: EngineConfig) -> ExactAttention:
-    shape = transformer.attention_shape
-    group_rows = device.exact_group_rows(
-        group=shape.group,
-        chunk_rows=EXACT_CHUNK_TOKENS * shape.group,
-        head_dim=shape.head_dim,
-        block_size=config.block_size,
-        dtype=transformer.dtype,
-    )
-    return ExactAttention(EXACT_CHUNK_TOKENS, group_rows)
-
-
-def _compute_dtype(config: EngineConfig, description: ModelDescription, device: Device) -> torch.dtype:
-    try:
-        return device.compute_dtype(_requested_dtype(config, description))
-    except UnsupportedOnDevice as error:
-        raise StartUpError(FailureReason.USAGE, str(error)) from error
-
-
-def _requested_dtype(config: EngineConfig, description: ModelDescription) -> str:
-    """`auto` is the checkpoint's own type, and float32 for float16: bfloat16 would lose its digits."""
-    if config.dtype != "auto":
-        return config.dtype
-    return "float32" if description.dtype == "float16" else description.dtype
-
-
-def _max_model_len(config: EngineConfig, description: ModelDescription) -> int:
-    asked = config.max_model_len
-    if asked is None:
-        return description.max_positions
-    if not 1 < asked <= description.max_positions:
-        raise StartUpError(
-            FailureReason.USAGE, f"max-model-len {asked} is outside of 2..{description.max_positions} of this model"
-        )
-    return asked
-
-
-def _num_kv_blocks(config: EngineConfig, description: ModelDescription, dtype: torch.dtype) -> int:
-    if config.num_kv_blocks is not None:
-        if config.num_kv_blocks < 1:
-            raise StartUpError(FailureReason.USAGE, f"num-kv-blocks is {config.num_kv_blocks}; at least 1 is needed")
-        return _with_room(config.num_kv_blocks, config)
-    memory = config.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES
-    block_bytes = kv_block_bytes(description, config.block_size, dtype)
-    blocks = memory // block_bytes - 1
-    if blocks < 1:
+def _check_memory(planned: MemoryPlan, device: Device, config: EngineConfig) -> None:
+    available = device.available_memory_bytes()
+    if planned.needed_bytes > available:
         raise StartUpError(
             FailureReason.INSUFFICIENT_MEMORY,
-            f"kv-cache-memory of {memory} bytes holds no block beside scratch; one block takes {block_bytes} bytes",
-        )
-    return _with_room(blocks, config)
-
-
-def _with_room(blocks: int, config: EngineConfig) -> int:
-    """No request is shorter than a prompt of one token and its answer."""
-    tokens = blocks * config.block_size
-    if tokens < 2:
-        raise StartUpError(
-            FailureReason.USAGE,
-            f"a KV cache of {blocks} block of block-size {config.block_size} holds {tokens} token; the shortest "
-            "request takes 2",
-        )
-    return blocks
-
-
-def _check_memory(
-    description: ModelDescription, device: Device, dtype: torch.dtype, num_blocks: int, config: EngineConfig
-) -> None:
-    weights = parameter_count(description) * dtype.itemsize
-    cache = (num_blocks + 1) * kv_block_bytes(description, config.block_size, dtype)
-    needed, available = weights + cache + PROCESS_RESERVE_BYTES, device.available_memory_bytes()
-    if needed > available:
-        raise StartUpError(
-            FailureReason.INSUFFICIENT_MEMORY,
-            f"{needed} bytes are needed ({weights} weights, {cache} KV cache, {PROCESS_RESERVE_BYTES} working memory), "
-            f"{available} are available",
+            f"{planned.needed_bytes} bytes are planned ({planned.weight_bytes} weights, {planned.kv_bytes} KV cache, "
+            f"{planned.activations.bytes} largest step, {planned.reserve_bytes} process), {available} are available",
             path=config.model,
         )

@@ -12,11 +12,14 @@ import sys
 POLICY = {"OMP_WAIT_POLICY": "passive"}
 
 
-def apply_thread_policy() -> bool:
-    """Set what the environment leaves open. Returns False, having done nothing, where torch is already imported."""
+def apply_thread_policy(pod_workers: int = 1) -> bool:
+    """Set what the environment leaves open: an equal share of the processors for each of the pod's workers.
+
+    Returns False, having done nothing, where torch is already imported.
+    """
     if "torch" in sys.modules:
         return False
-    os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // pod_workers)))
     for name, value in POLICY.items():
         os.environ.setdefault(name, value)
     return True

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from hpu_operator.api.formats import DataKey, ObjectName
-from hpu_operator.api.schema import ApiModel, LongText, Quantity, rule, rules
+from hpu_operator.api.schema import ApiModel, LongText, Quantity, one_of, rule, rules
 
 _SOURCES = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef")
 _POD_FIELDS = (
@@ -50,14 +50,7 @@ class ResourceFieldSelector(ApiModel):
 
 
 class EnvSource(ApiModel):
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "[" + ", ".join(f"has(self.{source})" for source in _SOURCES) + "].exists_one(present, present)",
-                "valueFrom has exactly one source: one of " + ", ".join(_SOURCES),
-            )
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=one_of("valueFrom", _SOURCES))
     secret_key_ref: KeySelector | None = Field(default=None, description="A key of a Secret.")
     config_map_key_ref: KeySelector | None = Field(default=None, description="A key of a ConfigMap.")
     field_ref: FieldSelector | None = Field(default=None, description="A field of the pod.")

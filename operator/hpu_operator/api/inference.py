@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from hpu_engine.planning.cards import BLOCK_SIZE, MAX_NUM_SEQS
 from hpu_operator.api.formats import OBJECT_NAME
 from hpu_operator.api.pod import PodSettings
-from hpu_operator.api.schema import LIST_TYPE, MAP_KEYS, ApiModel, rule, rules
+from hpu_operator.api.schema import LIST_TYPE, MAP_KEYS, NEVER_RESTARTS, ApiModel, rule, rules
 
 MAX_NAME_LENGTH = 63
 MAX_REPLICAS = 1000
@@ -30,7 +31,7 @@ OBJECT_RULES = (
     ),
     rule(
         f"!self.metadata.name.endsWith('{RANKS_SUFFIX}')",
-        f"metadata.name: must not end in {RANKS_SUFFIX}, which the operator adds to names of its own; use another name",
+        f"metadata.name: must not end in {RANKS_SUFFIX}, which is reserved for the operator; use another name",
     ),
 )
 
@@ -148,8 +149,12 @@ class Engine(ApiModel):
         le=10485760,
         description="Longest prompt and answer together, in tokens. Absent: what the model allows.",
     )
-    max_num_seqs: int = Field(default=64, ge=1, le=4096, description="Requests that may run at the same time.")
-    block_size: Literal[16, 32, 64, 128, 256] = Field(default=128, description="Tokens per block of the KV cache.")
+    max_num_seqs: int = Field(
+        default=MAX_NUM_SEQS, ge=1, le=4096, description="Requests that may run at the same time."
+    )
+    block_size: Literal[16, 32, 64, 128, 256] = Field(
+        default=BLOCK_SIZE, description="Tokens per block of the KV cache."
+    )
     chunked_prefill: ChunkedPrefill = Field(
         default=ChunkedPrefill(), description="How much of a long prompt is computed beside the other requests."
     )
@@ -160,7 +165,7 @@ class Spec(ApiModel):
 
     model: Model = Field(description="Which model is served.")
     parallelism: Parallelism = Field(default=Parallelism(), description="How one group's cards share the model.")
-    replicas: int = Field(
+    replicas: Annotated[int, NEVER_RESTARTS] = Field(
         default=1, ge=0, le=MAX_REPLICAS, description="Number of groups. Changing it restarts no running pod."
     )
     engine: Engine = Field(default=Engine(), description="The engine's own settings.")
@@ -217,7 +222,7 @@ class Status(ApiModel):
         default=None, description="Where clients inside the cluster find the API."
     )
     warm_up: Annotated[str, Field(max_length=32)] | None = Field(
-        default=None, description="Buckets run, of how many, in the group that is furthest behind."
+        default=None, description="Buckets run and their total, in the group that is furthest behind."
     )
     selector: Annotated[str, Field(max_length=512)] | None = Field(
         default=None, description="Label selector of one pod per group, for autoscalers."

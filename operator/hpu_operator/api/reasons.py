@@ -15,7 +15,7 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     NAME_TAKEN = "NameTaken"
     REJECTED = "Rejected"
-    # A pod cannot work until somebody changes something.
+    # A pod cannot work until something is changed.
     MODEL_NOT_FOUND = "ModelNotFound"
     MODEL_BROKEN = "ModelBroken"
     MODEL_UNSUPPORTED = "ModelUnsupported"
@@ -98,7 +98,7 @@ CATALOGUE: dict[Reason, Entry] = {
         "Change the field of spec.engine or the variable of spec.pod.env that the message names.",
     ),
     Reason.INSUFFICIENT_MEMORY: Entry(
-        "The engine computed that weights and cache do not fit, and ended before it was killed.",
+        "The engine found that weights and cache do not fit into memory, and ended before it was killed.",
         "Lower spec.engine.maxModelLen or maxNumSeqs, or raise the memory in spec.pod.resources.",
     ),
     Reason.OUT_OF_MEMORY: Entry(
@@ -150,11 +150,11 @@ CATALOGUE: dict[Reason, Entry] = {
         "Nothing if it recovers; if it repeats, look at the signal or exit code in the message.",
     ),
     Reason.CRASH_LOOP: Entry(
-        "The engine ends again and again.",
+        "The engine keeps ending.",
         "Look at the exit code and first error line in the message, then at the container's previous log.",
     ),
     Reason.EVICTED: Entry(
-        "The kubelet removed the pod from its node, for want of disk or memory there.",
+        "The kubelet removed the pod because its node ran short of disk or memory.",
         "Raise the ephemeral-storage or memory request, or free the node.",
     ),
     Reason.NODE_LOST: Entry(
@@ -174,7 +174,8 @@ CATALOGUE: dict[Reason, Entry] = {
         "Read the probe's answer in the message; check that the node reaches the pod.",
     ),
     Reason.PULLING_IMAGE: Entry(
-        "The node is fetching the engine image.", "Wait; large images take minutes on a node that has none of them."
+        "The node is fetching the engine image.",
+        "Wait; a large image takes minutes on a node that does not have it yet.",
     ),
     Reason.WAITING_FOR_CLEANUP: Entry(
         "Children of an earlier object of the same name are still being removed.",
@@ -190,9 +191,7 @@ CATALOGUE: dict[Reason, Entry] = {
     Reason.FETCHING: Entry("The engine is fetching the model.", "Wait; the message shows how far it is."),
     Reason.LOADING: Entry("The engine is loading weights.", "Wait; the message shows how far it is."),
     Reason.CONNECTING: Entry("The ranks of the group are finding each other.", "Wait for the group's other pods."),
-    Reason.WARMING_UP: Entry(
-        "The engine is running each of its shapes once.", "Wait; the message shows how many of how many."
-    ),
+    Reason.WARMING_UP: Entry("The engine is running each of its shapes once.", "Wait; the message shows the count."),
     Reason.ROLLING_OUT: Entry(
         "Groups are being brought to the revision and number the spec asks for.", "Wait; the message says which."
     ),
@@ -217,5 +216,5 @@ def severity(reason: Reason) -> int:
 
 
 def is_failure(reason: Reason) -> bool:
-    """Whether somebody or something has to act, as opposed to time passing."""
+    """Whether a person has to act or something has to recover, rather than time to pass."""
     return _SEVERITY[reason] < _FIRST_ON_THE_WAY

@@ -6,7 +6,8 @@ rule whose worst case it cannot bound.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -15,9 +16,6 @@ GROUP = "serving.hpu.dev"
 VERSION = "v1alpha1"
 KIND = "HpuInference"
 PLURAL = "hpuinferences"
-
-NEVER_RESTARTS = frozenset({"replicas"})
-"""Fields of the spec that are in no revision. A test walks the schema: every other field is in it."""
 
 RULES = "x-kubernetes-validations"
 MAP_KEYS = "x-kubernetes-list-map-keys"
@@ -29,6 +27,43 @@ class ApiModel(BaseModel):
     """camelCase on the wire, frozen in memory. Unknown keys are for the API server to refuse or prune."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+
+NEVER_RESTARTS = object()
+"""Marks a field, at any depth, that is in no revision: `Annotated[int, NEVER_RESTARTS]`. It needs a default."""
+
+_Model = TypeVar("_Model", bound=ApiModel)
+
+
+def what_pods_run(model: _Model) -> _Model:
+    """`model` with every marked field at its default."""
+    return model.model_copy(
+        update={
+            name: field.get_default(call_default_factory=True)
+            if NEVER_RESTARTS in field.metadata
+            else _what_pods_run(getattr(model, name))
+            for name, field in type(model).model_fields.items()
+        }
+    )
+
+
+def _what_pods_run(value: Any) -> Any:
+    if isinstance(value, ApiModel):
+        return what_pods_run(value)
+    if isinstance(value, tuple):
+        return tuple(_what_pods_run(item) for item in value)
+    return {key: _what_pods_run(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def never_restarting(kind: Any, path: str) -> Iterator[str]:
+    """Paths of the marked fields in a model, or in a type that holds models."""
+    if not (isinstance(kind, type) and issubclass(kind, ApiModel)):
+        for part in get_args(kind):
+            yield from never_restarting(part, path)
+        return
+    for name, field in kind.model_fields.items():
+        below = f"{path}.{field.alias or name}"
+        yield from [below] if NEVER_RESTARTS in field.metadata else never_restarting(field.annotation, below)
 
 
 def rule(expression: str, message: str | None = None, *, computed: str | None = None) -> dict[str, str]:
@@ -44,6 +79,13 @@ def rule(expression: str, message: str | None = None, *, computed: str | None = 
 def rules(*items: dict[str, str]) -> dict[str, Any]:
     """`json_schema_extra` of a field or model that has rules."""
     return {RULES: list(items)}
+
+
+def one_of(what: str, sources: Sequence[str]) -> dict[str, Any]:
+    """`json_schema_extra` of a model of which exactly one of `sources` is given."""
+    present = ", ".join(f"has(self.{source})" for source in sources)
+    told = f"{what} has exactly one source: one of {', '.join(sources)}"
+    return rules(rule(f"[{present}].exists_one(present, present)", told))
 
 
 def keyed_by(*keys: str) -> dict[str, Any]:

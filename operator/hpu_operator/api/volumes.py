@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from hpu_operator.api.formats import AbsolutePath, DataKey, ImageName, Name, ObjectName, RelativePath
-from hpu_operator.api.schema import ApiModel, Quantity, Text, rule, rules
+from hpu_operator.api.schema import ApiModel, Quantity, Text, one_of, rule, rules
 
 RESERVED_VOLUME_PREFIX = "hpu-"
 RESERVED_PATHS = ("/mnt/model", "/tmp")  # noqa: S108 - where the operator mounts its own volumes
@@ -111,14 +111,7 @@ _SOURCES = ("persistentVolumeClaim", "emptyDir", "configMap", "secret", "hostPat
 
 
 class Volume(ApiModel):
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "[" + ", ".join(f"has(self.{source})" for source in _SOURCES) + "].exists_one(present, present)",
-                "a volume has exactly one source: one of " + ", ".join(_SOURCES),
-            )
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=one_of("a volume", _SOURCES))
     name: Annotated[str, Field(min_length=1, max_length=63)] = Field(
         description="Name that volumeMounts refers to.",
         json_schema_extra=rules(

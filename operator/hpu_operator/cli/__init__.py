@@ -62,7 +62,7 @@ def run(
     ] = "info",
 ) -> None:
     """Serve HpuInference objects until told to stop."""
-    from hpu_operator.main import run as run_operator
+    from hpu_operator.process import run as run_operator
 
     configure(log_format, log_level)
     settings = Settings(

@@ -1,1 +1,1 @@
-"""Pure functions, no I/O, no clock of their own: what is wanted, what is seen, what to do, what to say."""
+"""Pure functions without I/O or a clock: what is wanted, what is seen, what to do, what to say."""

@@ -1,7 +1,7 @@
-"""Is a live object what we would apply? Two comparisons, and a write only where one of them says no.
+"""Whether a live object is what we would apply. Two comparisons; a write only where one of them fails.
 
-The hash of the manifest, kept in an annotation, sees a field we no longer send. "Desired is a subset of live" sees what
-somebody else changed. What the API server adds (defaults, status, another manager's labels) is neither.
+The hash of the manifest, kept in an annotation, detects a field that we no longer send. "Desired is a subset of live"
+detects what another writer changed. What the API server adds (defaults, status, another manager's labels) is neither.
 """
 
 from __future__ import annotations

@@ -166,37 +166,22 @@ def stateful_set(owner: Owner, group: GroupId, record: Record) -> Manifest:
 
 def service(owner: Owner) -> Manifest:
     """Where clients find the API: pods that are ready and in service."""
-    labels = {**names.object_labels(owner.name), names.COMPONENT_LABEL: names.SERVICE_COMPONENT}
-    return with_hash(
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": child_metadata(owner, names.service(owner.name), labels),
-            "spec": {
-                "type": "ClusterIP",
-                "selector": {names.NAME_LABEL: owner.name, names.IN_SERVICE_LABEL: "true"},
-                "ports": [{"name": "http", "port": API_PORT, "targetPort": API_PORT, "protocol": "TCP"}],
-            },
-        }
-    )
+    spec = {"type": "ClusterIP", "selector": {names.NAME_LABEL: owner.name, names.IN_SERVICE_LABEL: "true"}}
+    return _service(owner, names.service(owner.name), spec, "http", API_PORT)
 
 
 def ranks_service(owner: Owner) -> Manifest:
     """Names of pods for rendezvous, before they are ready. Readiness is never read from it."""
+    selector = {names.NAME_LABEL: owner.name}
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selector}
+    return _service(owner, names.ranks_service(owner.name), spec, "control", CONTROL_PORT)
+
+
+def _service(owner: Owner, name: str, spec: Manifest, port_name: str, port: int) -> Manifest:
     labels = {**names.object_labels(owner.name), names.COMPONENT_LABEL: names.SERVICE_COMPONENT}
-    return with_hash(
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": child_metadata(owner, names.ranks_service(owner.name), labels),
-            "spec": {
-                "clusterIP": "None",
-                "publishNotReadyAddresses": True,
-                "selector": {names.NAME_LABEL: owner.name},
-                "ports": [{"name": "control", "port": CONTROL_PORT, "targetPort": CONTROL_PORT, "protocol": "TCP"}],
-            },
-        }
-    )
+    ports = [{"name": port_name, "port": port, "targetPort": port, "protocol": "TCP"}]
+    metadata = child_metadata(owner, name, labels)
+    return with_hash({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {**spec, "ports": ports}})
 
 
 def service_label(namespace: str, pod_name: str, pod_uid: str, left_at: str | None) -> Manifest:

@@ -26,7 +26,7 @@ class ModelPlace:
 
 
 def model_place(uri: str) -> ModelPlace:
-    """Where `uri` points. A claim is mounted whole, so that a path that is missing is the engine's to name."""
+    """Where `uri` points. The whole claim is mounted, so that the engine can name a missing path."""
     scheme, _, rest = uri.partition("://")
     if scheme == "pvc":
         claim, _, path = rest.partition("/")
@@ -44,7 +44,7 @@ def drain_seconds_of(grace_seconds: int) -> int:
 
 
 def engine_arguments(name: str, spec: Spec) -> list[str]:
-    """Arguments of `hpu-engine`, each as one word, so that no value can be taken for a flag."""
+    """Arguments of `hpu-engine`, each as one word, so that a value is never taken for a flag."""
     engine, parallel = spec.engine, spec.parallelism
     flags: list[tuple[str, object]] = [
         ("model", model_place(spec.model.uri).path),

@@ -1,4 +1,4 @@
-"""Every name and label the operator generates. `docs` show them with examples; nothing else makes one up.
+"""Every name and label that the operator generates. They are made only here; docs/generated-names.md shows examples.
 
 Lengths: the StatefulSet controller labels each pod with `<StatefulSet name>-<ten characters>`, and a label value has at
 most 63, so a StatefulSet's name has at most 52. The longest suffix takes 17 (`-1a2b3c4d-999-999`), which leaves 35 for
@@ -28,6 +28,7 @@ POD_INDEX_LABEL = "apps.kubernetes.io/pod-index"
 
 MANIFEST_HASH_ANNOTATION = f"{GROUP}/manifest-hash"
 LEFT_SERVICE_ANNOTATION = f"{GROUP}/left-service-at"
+COMPLETED_ANNOTATION = f"{GROUP}/completed-at"
 
 MAX_STATEFULSET_NAME = 52
 MAX_BASE = 35
@@ -43,7 +44,7 @@ RECORD_SELECTOR = f"{CHILD_SELECTOR},{COMPONENT_LABEL}={RECORD_COMPONENT}"
 
 @dataclass(frozen=True, order=True)
 class GroupId:
-    """Which group, of which revision, placed for which time."""
+    """Index and revision of a group, and how many times it was placed before."""
 
     index: int
     revision: str

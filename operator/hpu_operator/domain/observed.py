@@ -11,11 +11,12 @@ from typing import Any
 from hpu_engine.contract import ControlState
 from hpu_operator.domain import names
 from hpu_operator.domain.names import GroupId
+from hpu_operator.domain.timestamps import parse_time
 
 
 @dataclass(frozen=True)
 class Unreachable:
-    """The control endpoint gave no usable answer, for how long by now. Says nothing about the model."""
+    """The control endpoint has given no usable answer for `for_seconds`. This says nothing about the model."""
 
     error: str
     for_seconds: float = 0.0
@@ -62,7 +63,7 @@ class Pod:
 
     @property
     def ready(self) -> bool:
-        """The kubelet's verdict, for a pod that is not on its way out."""
+        """The kubelet's verdict; False for a pod that is being deleted."""
         return not self.deleting and self.condition("Ready").get("status") == "True"
 
     def condition(self, kind: str) -> Mapping[str, Any]:
@@ -73,6 +74,19 @@ class Pod:
         """Status of the engine's container; empty before the kubelet wrote one."""
         statuses = self.status.get("containerStatuses") or ()
         return next((c for c in statuses if c.get("name") == "engine"), statuses[0] if statuses else {})
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """State of that container: `waiting`, `running` or `terminated`."""
+        return self.container.get("state") or {}
+
+    @property
+    def running_since(self) -> datetime | None:
+        return parse_time(self.state.get("running", {}).get("startedAt"))
+
+    @property
+    def restarts(self) -> int:
+        return int(self.container.get("restartCount", 0))
 
 
 @dataclass(frozen=True)
@@ -90,12 +104,12 @@ class Group:
 
     @property
     def leaving(self) -> bool:
-        """Whether it is past the point of return: its StatefulSet is gone or going."""
+        """Whether its StatefulSet is deleted or being deleted, so that it cannot return."""
         return self.stateful_set_uid is None or self.deleting
 
     @property
-    def ready(self) -> bool:
-        """Whether all of its pods answer and clients are sent to them."""
+    def answers(self) -> bool:
+        """Whether all of its pods are ready and clients are sent to them."""
         return (
             not self.leaving
             and len(self.pods) >= self.expected_pods
@@ -115,11 +129,6 @@ class Observed:
     groups: tuple[Group, ...] = ()
     endpoints: frozenset[str] = field(default_factory=frozenset)
     """uids of pods that the Service still sends new connections to; filled when a group is to be taken down."""
-
-
-def parse_time(text: str | None) -> datetime | None:
-    """A Kubernetes timestamp, with its time zone."""
-    return datetime.fromisoformat(text) if text else None
 
 
 def read_pod(live: Mapping[str, Any], control: Control = None, events: Sequence[Event] = ()) -> Pod:

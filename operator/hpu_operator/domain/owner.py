@@ -51,7 +51,7 @@ def child_metadata(
 
 
 def ownership(owner: Owner, live: Mapping[str, Any]) -> Ownership:
-    """Whose a live object with a child's name is."""
+    """To whom a live object with a child's name belongs."""
     references = live.get("metadata", {}).get("ownerReferences") or []
     if any(reference.get("uid") == owner.uid for reference in references):
         return Ownership.OURS

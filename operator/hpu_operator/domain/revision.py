@@ -5,19 +5,20 @@ default image. Values equal to a default do not count, so an operator that knows
 quantities count by amount, not by spelling.
 
 The record is a ControllerRevision that holds the rendered pod template. It is written once and groups are made and
-repaired from it, so a newer operator changes a running pod only through a revision that somebody asked for.
+repaired from it, so a newer operator changes a running pod only when a user asks for a new revision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpu_operator.api.inference import Spec
-from hpu_operator.api.schema import NEVER_RESTARTS
+from hpu_operator.api.schema import what_pods_run
 from hpu_operator.domain import names, quantity
 from hpu_operator.domain.compare import Manifest, digest
+from hpu_operator.domain.facts import Facts, last_good, read_facts
 from hpu_operator.domain.owner import Owner, child_metadata
 
 _LENGTH = 8
@@ -34,6 +35,7 @@ class Record:
     number: int
     pods_per_group: int
     template: Manifest
+    facts: Facts = field(default_factory=Facts)
 
     @property
     def image(self) -> str:
@@ -42,7 +44,7 @@ class Record:
 
 def revision_of(spec: Spec) -> str:
     """Eight hexadecimal digits. Raises `quantity.NotAQuantity` for a resource amount that is not one."""
-    content = spec.model_dump(mode="json", by_alias=True, exclude=set(NEVER_RESTARTS), exclude_defaults=True)
+    content = what_pods_run(spec).model_dump(mode="json", by_alias=True, exclude_defaults=True)
     return digest(_canonical_quantities(content))[:_LENGTH]
 
 
@@ -100,13 +102,14 @@ def read_record(live: Mapping[str, Any]) -> Record | None:
     template = data.get("template") or {}
     if not revision or not template.get("spec", {}).get("containers"):
         return None
-    return Record(revision, int(live.get("revision", 0)), int(data.get("podsPerGroup", 1)), template)
+    number, pods_per_group = int(live.get("revision", 0)), int(data.get("podsPerGroup", 1))
+    return Record(revision, number, pods_per_group, template, read_facts(live))
 
 
 def record_from_stateful_set(live: Mapping[str, Any], number: int) -> Record | None:
-    """The record a running group was made from, where the record itself was deleted.
+    """The record that a running group was made from, for a record that was deleted.
 
-    Rendering anew could bring in another default image; what runs is the truth.
+    A fresh rendering could have another default image; what runs counts.
     """
     spec = live.get("spec", {})
     template = spec.get("template", {})
@@ -125,7 +128,11 @@ def next_number(records: Iterable[Record]) -> int:
 
 
 def expired(records: Iterable[Record], in_use: Iterable[str]) -> tuple[Record, ...]:
-    """Records to delete, oldest first: of those nothing refers to, all but the newest `MAX_RECORDS`."""
-    needed = set(in_use)
-    idle = sorted((record for record in records if record.revision not in needed), key=lambda record: record.number)
+    """Records to delete, oldest first: of those not in use, all but the newest `MAX_RECORDS`.
+
+    The last good revision counts as in use: groups may have to go back to it.
+    """
+    known = {record.revision: record for record in records}
+    needed = {*in_use, last_good({revision: record.facts for revision, record in known.items()})}
+    idle = sorted((known[revision] for revision in known.keys() - needed), key=lambda record: record.number)
     return tuple(idle[:-MAX_RECORDS])

@@ -29,6 +29,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=30, connect=5)
 _PAGE = "500"
 _CONNECTIONS = 32
 _APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
 _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _NO_RIGHT = re.compile(r"cannot \w+ resource")
 USER_AGENT = f"hpu-operator/{version('hpu-inference')}"
@@ -74,7 +75,7 @@ class Client:
         found: list[Live] = []
         while True:
             page = await self._call("GET", kind, kind.path(namespace), query)
-            # Items of a list come without what kind they are; everywhere else an object says so.
+            # Items of a list do not say their kind; other objects do.
             found += [{**item, **kind.type_meta} for item in page.get("items") or []]
             token = page.get("metadata", {}).get("continue")
             if not token:
@@ -91,6 +92,16 @@ class Client:
         path = kind.path(manifest["metadata"]["namespace"], manifest["metadata"]["name"], subresource)
         query = {"fieldManager": MANAGER, "force": "true", "fieldValidation": "Strict"}
         return await self._call("PATCH", kind, path, query, manifest, content_type=_APPLY)
+
+    async def annotate(self, kind: Kind, live: Mapping[str, Any], annotations: Mapping[str, str]) -> Live:
+        metadata = live["metadata"]
+        # No other object, not even a later one of the same name, ever has this version.
+        body = {"metadata": {"resourceVersion": metadata["resourceVersion"], "annotations": dict(annotations)}}
+        path = kind.path(metadata["namespace"], metadata["name"])
+        try:
+            return await self._call("PATCH", kind, path, {"fieldManager": MANAGER}, body, content_type=_MERGE)
+        except NotFound as error:
+            raise Conflict(f"PATCH {path}", error.status, error.message) from error
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         body = {
@@ -155,10 +166,10 @@ def error_of(action: str, status: int, data: bytes) -> KubeError:
         return NotFound(action, status, message)
     if status == 409:
         return Conflict(action, status, message)
-    # An apply whose fields do not fit the schema is answered with 500, and will be for ever.
+    # An apply whose fields do not fit the schema is answered with 500, every time.
     if status == 500 and "failed to create typed patch object" in message:
         return Refused(action, status, message)
-    # Rights are looked up in a cache of the server's, which is empty for a moment when it starts.
+    # The server looks up rights in a cache, which is empty for a moment after a start.
     if status in (401, 429) or status >= 500 or (status == 403 and _NO_RIGHT.search(message)):
         return Unavailable(action, status, message)
     return Refused(action, status, message)

@@ -61,6 +61,10 @@ class KubeApi(Protocol):
         """The same through the status subresource. `NotFound` where the object is gone."""
         ...
 
+    async def annotate(self, kind: Kind, live: Mapping[str, Any], annotations: Mapping[str, str]) -> Live:
+        """Set annotations of this very version of an object. `Conflict` where it has changed or is gone."""
+        ...
+
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         """Delete this very object, in the background; nothing happens where it is gone already."""
         ...

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hpu_operator.domain.names import NAME_LABEL
+from hpu_operator.domain.owner import Owner
 from hpu_operator.kube.kinds import INFERENCE, Kind
 
 
 class Key(NamedTuple):
     namespace: str
     name: str
+
+    @classmethod
+    def of(cls, owner: Owner) -> Key:
+        return cls(owner.namespace, owner.name)
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"

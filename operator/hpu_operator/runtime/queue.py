@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import random
 from collections.abc import Callable
 
 from hpu_operator.metrics import Metrics
+from hpu_operator.runtime.jitter import jittered
 from hpu_operator.runtime.key import Key
 
 FIRST_RETRY_SECONDS = 0.2
 UNAVAILABLE_LIMIT_SECONDS = 5.0
-"""Longest pause while the API server does not answer: it is back soon, and everybody waits for it."""
+"""Longest pause while the API server does not answer: it is usually back soon."""
 
 FAILURE_LIMIT_SECONDS = 300.0
 
@@ -91,11 +91,10 @@ class Queue:
         self._release(key)
 
     def failed(self, key: Key, limit_seconds: float) -> float:
-        """Work on `key` failed: it comes again, each time twice as late. Returns the delay."""
+        """Work on `key` failed: retry with twice the delay each time. Returns the delay."""
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
-        delay = min(FIRST_RETRY_SECONDS * float(2 ** min(count, 16)), limit_seconds)
-        delay *= 1 + 0.2 * random.random()  # noqa: S311 - spreads retries, keeps no secret
+        delay = jittered(min(FIRST_RETRY_SECONDS * float(2 ** min(count, 16)), limit_seconds))
         self._release(key)
         self.add(key, delay)
         return delay

@@ -1,7 +1,7 @@
-"""observe -> plan -> decide -> apply -> report, for one object. The only place that joins domain and API server.
+"""observe -> act -> report, for one object. The only place that joins domain and API server.
 
-Nothing is remembered between two calls but when a progress was last written; killing the process at any point loses
-nothing. A record of what a revision runs is written before anything is made from it.
+Nothing is remembered between two calls except when progress was last written; killing the process at any point loses
+nothing. A record of what a revision runs is written before anything is made from it, a fact before it is acted on.
 """
 
 from __future__ import annotations
@@ -18,37 +18,26 @@ from pydantic import ValidationError
 from hpu_operator.api.inference import Spec
 from hpu_operator.api.reasons import Reason
 from hpu_operator.domain import desired, names
-from hpu_operator.domain.diagnosis import Diagnosis
+from hpu_operator.domain.diagnosis.questions import Diagnosis
+from hpu_operator.domain.names import GroupId
 from hpu_operator.domain.observed import Observed, Pod
-from hpu_operator.domain.owner import Owner, Ownership, ownership
+from hpu_operator.domain.owner import Owner
 from hpu_operator.domain.quantity import NotAQuantity
-from hpu_operator.domain.revision import (
-    Record,
-    expired,
-    next_number,
-    read_record,
-    record_from_stateful_set,
-    record_manifest,
-    revision_of,
-)
-from hpu_operator.domain.rollout import (
-    Action,
-    CreateGroup,
-    DeleteGroup,
-    LeaveService,
-    ReturnToService,
-    awaits_endpoints,
-    decide,
-)
-from hpu_operator.domain.status import Situation, Subject, build_status, invalid_status, leaving_status, timestamp
-from hpu_operator.kube.kinds import INFERENCE, POD, RECORD, SERVICE, STATEFUL_SET
+from hpu_operator.domain.revision import revision_of
+from hpu_operator.domain.rollout.actions import Action, CreateGroup, DeleteGroup, LeaveService, ReturnToService
+from hpu_operator.domain.rollout.decide import Wanted, awaits_endpoints, decide, learn
+from hpu_operator.domain.status.conditions import Situation, Subject
+from hpu_operator.domain.status.document import build_status, invalid_status, leaving_status
+from hpu_operator.domain.timestamps import timestamp
+from hpu_operator.kube.kinds import INFERENCE, POD, SERVICE, STATEFUL_SET
 from hpu_operator.kube.port import Conflict, Live
-from hpu_operator.runtime.announcer import Announcer
-from hpu_operator.runtime.cache import Cache
-from hpu_operator.runtime.children import Blocked, Children, NamespaceLeaving
+from hpu_operator.runtime.inputs.cache import Cache
+from hpu_operator.runtime.inputs.observer import Observer
 from hpu_operator.runtime.key import Key
-from hpu_operator.runtime.observer import Observer
-from hpu_operator.runtime.status_writer import StatusWriter
+from hpu_operator.runtime.outputs.announcer import Announcer
+from hpu_operator.runtime.outputs.children import Blocked, Children, NamespaceLeaving
+from hpu_operator.runtime.outputs.records import Records
+from hpu_operator.runtime.outputs.status_writer import StatusWriter
 
 _AT_ONCE = 8
 _ENDPOINTS_SECONDS = 0.5
@@ -59,8 +48,8 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What one object asks for, and the record it is made from."""
+class Intent:
+    """What one object asks for. `revision` is that of its spec."""
 
     owner: Owner
     subject: Subject
@@ -84,6 +73,7 @@ class Reconciler:
     ) -> None:
         self._cache = cache
         self._children = children
+        self._records = Records(cache, children)
         self._observer = observer
         self._status = status
         self._announcer = announcer
@@ -91,7 +81,7 @@ class Reconciler:
         self._now = now
 
     async def reconcile(self, key: Key) -> float | None:
-        """Bring `key` one step nearer. Returns seconds until it should be looked at again without news; None: never.
+        """Bring `key` one step nearer. Returns after how many seconds to look again without news; None: not at all.
 
         Raises `KubeError` where the API server does not answer.
         """
@@ -100,14 +90,16 @@ class Reconciler:
             self._forget(key)
             return None
         if "deletionTimestamp" in parent["metadata"]:
-            # The garbage collector does the rest; anything made now would be made for nothing.
+            # The garbage collector does the rest.
             return await self._report_leaving(parent)
         try:
-            plan = _plan(parent)
+            intent = _intent(parent)
         except (ValidationError, NotAQuantity) as error:
             return await self._report_invalid(parent, error)
         try:
-            return await self._act(parent, plan)
+            observed = await self._observe(intent.owner)
+            problem = await self._act(intent, observed)
+            return await self._report(parent, intent, observed.endpoints, problem)
         except NamespaceLeaving as error:
             _log.info("namespace is being deleted", object=str(key), answer=str(error))
             return None
@@ -117,79 +109,67 @@ class Reconciler:
         self._observer.forget(key)
         self._children.forget(key)
 
-    async def _act(self, parent: Live, plan: Plan) -> float | None:
-        problem: Diagnosis | None = None
-        record: Record | None = None
-        self._children.see(plan.owner)
-        observed = await self._observer.explain(plan.owner, self._observer.snapshot(plan.owner), self._now())
+    async def _observe(self, owner: Owner) -> Observed:
+        self._children.see(owner)
+        return await self._observer.explain(owner, self._observer.snapshot(owner), self._now())
+
+    async def _act(self, intent: Intent, observed: Observed) -> Diagnosis | None:
+        """Write what is missing. Returns what keeps children from being written."""
+        owner, spec, revision = intent.owner, intent.spec, intent.revision
         try:
-            records = await self._repair_records(plan.owner)
-            record = await self._record(plan, records)
-            await self._services(plan.owner)
-            await self._repair_groups(plan.owner, {**records, plan.revision: record})
-            actions = decide(plan.spec.replicas, plan.revision, observed, self._now())
-            await self._perform(plan.owner, record, actions)
-            await self._prune(plan, observed)
+            await self._records.repair(owner, self._cache.own(STATEFUL_SET, owner))
+            await self._records.ensure(
+                owner,
+                revision,
+                lambda number: desired.render_record(owner, spec, revision, number, self._default_image),
+            )
+            await self._services(owner)
+            await self._repair_groups(owner)
+            for learned, facts in learn(self._wanted(intent), observed, self._now()).items():
+                await self._records.note(owner, learned, facts)
+            wanted = self._wanted(intent)
+            await self._perform(owner, decide(wanted, observed, self._now()))
+            running = (group.id.revision for group in observed.groups)
+            await self._records.prune(owner, {revision, wanted.target, *running})
         except Blocked as blocked:
-            problem = blocked.diagnosis
-        observed = Observed(self._observer.snapshot(plan.owner).groups, observed.endpoints)
-        return await self._report(parent, plan, record, observed, problem)
+            return blocked.diagnosis
+        return None
 
-    async def _repair_records(self, owner: Owner) -> dict[str, Record]:
-        """Every revision's record, made again from a running group where it was deleted."""
-        live = self._cache.children(RECORD, Key(owner.namespace, owner.name))
-        own = [item for item in live if ownership(owner, item) is Ownership.OURS]
-        records = {record.revision: record for item in own if (record := read_record(item))}
-        for item in self._observer.stateful_sets(owner):
-            group = names.group_of(item["metadata"].get("labels") or {})
-            if group is None or group.revision in records:
-                continue
-            record = record_from_stateful_set(item, next_number(records.values()))
-            if record is not None:
-                await self._children.exists(owner, RECORD, record_manifest(owner, record))
-                records[record.revision] = record
-        return records
-
-    async def _record(self, plan: Plan, records: dict[str, Record]) -> Record:
-        """What this revision runs: what was written down, or else what is rendered and written down now."""
-        if known := records.get(plan.revision):
-            return known
-        number = next_number(records.values())
-        record = desired.render_record(plan.owner, plan.spec, plan.revision, number, self._default_image)
-        await self._children.exists(plan.owner, RECORD, record_manifest(plan.owner, record))
-        name = names.revision_record(plan.owner.name, plan.revision)
-        stored = self._cache.get(RECORD, plan.owner.namespace, name)
-        return (read_record(stored) if stored else None) or record
+    def _wanted(self, intent: Intent) -> Wanted:
+        """What should run, with what is known now: the one place where the target revision is chosen."""
+        facts = {revision: record.facts for revision, record in self._records.known(intent.owner).items()}
+        return Wanted(intent.spec.replicas, intent.revision, facts)
 
     async def _services(self, owner: Owner) -> None:
         await self._children.ensure(owner, SERVICE, desired.service(owner))
         await self._children.ensure(owner, SERVICE, desired.ranks_service(owner))
 
-    async def _repair_groups(self, owner: Owner, records: dict[str, Record]) -> None:
-        for live in self._observer.stateful_sets(owner):
+    async def _repair_groups(self, owner: Owner) -> None:
+        records = self._records.known(owner)
+        for live in self._cache.own(STATEFUL_SET, owner):
             group = names.group_of(live["metadata"].get("labels") or {})
             record = records.get(group.revision) if group else None
             if group is None or record is None or "deletionTimestamp" in live["metadata"]:
                 continue
             await self._children.ensure(owner, STATEFUL_SET, desired.stateful_set(owner, group, record))
 
-    async def _perform(self, owner: Owner, record: Record, actions: Iterable[Action]) -> None:
+    async def _perform(self, owner: Owner, actions: Iterable[Action]) -> None:
         limit = asyncio.Semaphore(_AT_ONCE)
 
         async def one(action: Action) -> None:
             async with limit:
-                await self._perform_one(owner, record, action)
+                await self._perform_one(owner, action)
 
         results = await asyncio.gather(*(one(action) for action in actions), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
-    async def _perform_one(self, owner: Owner, record: Record, action: Action) -> None:
-        _log.info("action", object=f"{owner.namespace}/{owner.name}", action=type(action).__name__, group=action.id)
+    async def _perform_one(self, owner: Owner, action: Action) -> None:
+        _log.info("action", object=str(Key.of(owner)), action=type(action).__name__, group=action.id)
         match action:
             case CreateGroup(group):
-                await self._children.ensure(owner, STATEFUL_SET, desired.stateful_set(owner, group, record))
+                await self._create(owner, group)
             case LeaveService(_, pods):
                 await self._mark(owner, pods, in_service=False)
             case ReturnToService(_, pods):
@@ -197,40 +177,40 @@ class Reconciler:
             case DeleteGroup(_, name, uid):
                 await self._children.delete(owner, STATEFUL_SET, name, uid)
 
+    async def _create(self, owner: Owner, group: GroupId) -> None:
+        """Make a group from the record of its own revision and nothing else."""
+        record = self._records.known(owner).get(group.revision)
+        if record is None:
+            _log.error("group not created: its revision has no record", object=str(Key.of(owner)), group=group)
+            return
+        await self._children.ensure(owner, STATEFUL_SET, desired.stateful_set(owner, group, record))
+
     async def _mark(self, owner: Owner, pods: Iterable[Pod], *, in_service: bool) -> None:
         left_at = None if in_service else timestamp(self._now())
         for pod in pods:
             try:
                 await self._children.patch(POD, desired.service_label(owner.namespace, pod.name, pod.uid, left_at))
             except (Conflict, NamespaceLeaving):
-                # Another pod has the name by now, or none; its event brings the object here again.
+                # The pod is gone or replaced by now; its event queues the object again.
                 continue
 
-    async def _prune(self, plan: Plan, observed: Observed) -> None:
-        live = self._cache.children(RECORD, Key(plan.owner.namespace, plan.owner.name))
-        own = {
-            record.revision: (record, item)
-            for item in live
-            if ownership(plan.owner, item) is Ownership.OURS and (record := read_record(item))
-        }
-        in_use = {plan.revision, *(group.id.revision for group in observed.groups)}
-        for record in expired((record for record, _ in own.values()), in_use):
-            metadata = own[record.revision][1]["metadata"]
-            await self._children.delete(plan.owner, RECORD, metadata["name"], metadata["uid"])
-
     async def _report(
-        self, parent: Live, plan: Plan, record: Record | None, observed: Observed, problem: Diagnosis | None
+        self, parent: Live, intent: Intent, endpoints: frozenset[str], problem: Diagnosis | None
     ) -> float | None:
+        owner = intent.owner
+        observed = Observed(self._observer.snapshot(owner).groups, endpoints)
+        record = self._records.known(owner).get(intent.revision)
         situation = Situation(
-            subject=plan.subject,
-            spec=plan.spec,
-            revision=plan.revision,
+            subject=intent.subject,
+            spec=intent.spec,
+            revision=intent.revision,
+            target=self._wanted(intent).target,
             image=record.image if record else None,
             observed=observed,
             problem=problem,
         )
-        # The newest status that is known, which is that of our own last write where its event has not come yet.
-        newest = self._cache.get(INFERENCE, plan.owner.namespace, plan.owner.name) or parent
+        # The newest known status: that of our own last write where its event has not arrived yet.
+        newest = self._cache.get(INFERENCE, owner.namespace, owner.name) or parent
         status = build_status(situation, newest.get("status") or {}, self._now())
         held_back = await self._status.write(newest, status)
         await self._announcer.announce(newest, status)
@@ -252,9 +232,9 @@ class Reconciler:
         return None
 
 
-def _plan(parent: Live) -> Plan:
+def _intent(parent: Live) -> Intent:
     spec = Spec.model_validate(parent.get("spec") or {})
-    return Plan(_owner(parent), _subject(parent), spec, revision_of(spec))
+    return Intent(_owner(parent), _subject(parent), spec, revision_of(spec))
 
 
 def _owner(parent: Live) -> Owner:

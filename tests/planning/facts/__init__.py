@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hpu_engine.planning.model.description import ModelDescription, describe
+from hpu_engine.planning import ModelDescription, describe
 
 
 @cache

@@ -1,8 +1,7 @@
 """The CPU device: real answers without a card.
 
-Compute type. Where this processor multiplies bfloat16 natively (oneDNN says so) bfloat16 is computed as such; elsewhere
-a bfloat16 matrix product is emulated at a fraction of the speed of float32, so everything is computed in float32, which
-rounds less, with weights of half the bytes where that loses no digit. Kernels of linears are chosen by speed.
+Types are settled by `planning`: a processor without fast bfloat16 products computes everything in float32, with weights
+of half the bytes where that loses no digit. Kernels of linears are chosen by speed.
 """
 
 from __future__ import annotations
@@ -14,11 +13,26 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hpu_engine.device.base import Device, ExpertKernel, Gate, Linear, UnsupportedOnDevice, WarmUpShape
-from hpu_engine.device.cpu.exact_rows import RowClass, exact_linear, find_group_rows, find_row_class
+from hpu_engine.device.base import (
+    AttentionShape,
+    Device,
+    ExpertKernel,
+    LayerCache,
+    Linear,
+    LinearWeights,
+    StepAttention,
+    WarmUpShape,
+)
+from hpu_engine.device.cpu.attention import AttentionStep, ExactAttention
+from hpu_engine.device.cpu.exact_rows import ExactLinear, RowClass, find_group_rows, find_row_class
 from hpu_engine.device.cpu.expert_kernels import silu_mul, sorted_kernel, static_kernel
-from hpu_engine.device.cpu.linear_kernels import LinearKernels, packed, plain
+from hpu_engine.device.cpu.kv_cache import LayerPages, allocate_kv_cache
+from hpu_engine.device.cpu.linear_kernels import LinearKernels, PlainLinear, packed
 from hpu_engine.device.cpu.native.ops import NativeOps
+from hpu_engine.device.cpu.padded_attention import PaddedAttentionStep
+from hpu_engine.device.cpu.torch_ops import CpuOps, TorchOps
+from hpu_engine.step.batch import Batch
+from hpu_engine.step.padded_batch import PaddedBatch
 
 _LinearKey = tuple[torch.dtype, int, int]
 """Type, rows and columns of a weight: linears of one key are treated alike."""
@@ -30,17 +44,23 @@ that takes, on a processor whose threads each get a part of it only, still calls
 """
 
 
+EXACT_CHUNK_TOKENS = 32
+"""Tokens of a chunk that exact attention takes at a time."""
+
+
 class CpuDevice(Device):
     name = "cpu"
-    default_max_batched_tokens = 256
+    where = torch.device("cpu")
 
     def __init__(self, *, exact: bool = False, static_shapes: bool = False, native: NativeOps | None = None) -> None:
         """`static_shapes`: nothing of a step may branch on its data, as on a device that compiles graphs.
 
         `native`: kernels compiled for this processor, with activations in float32, which treat all row counts alike.
         """
-        self._native = self.step_ops = native
+        self._native = native
         self._exact = exact
+        self._ops: CpuOps = native or TorchOps(_uncut_silu_mul if exact else silu_mul)
+        self._exact_attention: dict[tuple[AttentionShape, int, torch.dtype], ExactAttention] = {}
         self._static_shapes = static_shapes
         self._kernels = LinearKernels()
         self._row_classes: dict[_LinearKey, RowClass] = {}
@@ -55,20 +75,14 @@ class CpuDevice(Device):
         with _one_thread():
             yield
 
-    def compute_dtype(self, requested: str) -> torch.dtype:
-        match requested:
-            case "float32":
-                return torch.float32
-            case "bfloat16":
-                return torch.bfloat16 if multiplies_bfloat16() and self._native is None else torch.float32
-        raise UnsupportedOnDevice(f"dtype {requested} is not supported on the CPU; supported are bfloat16, float32")
+    @property
+    def ops(self) -> CpuOps:
+        return self._ops
 
-    def operand_dtype(self, compute: torch.dtype) -> torch.dtype:
-        return compute if self._native is None else self._native.kv_dtype
-
-    def linear(self, weight: Tensor, bias: Tensor | None, *, rounds: bool = True) -> Linear:
+    def linear(self, weights: LinearWeights) -> Linear:
+        weight, bias = weights.weight, weights.bias
         if self._native is not None:
-            return self._native.linear(weight, bias, rounds=rounds)
+            return self._native.linear(weight, bias, rounds=weights.rounds)
         return self._exact_linear(weight, bias) if self._exact else self._kernels.build(weight, bias)
 
     def _exact_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -77,26 +91,39 @@ class CpuDevice(Device):
         if key not in self._row_classes:
             no_bias = None if bias is None else torch.zeros_like(bias)
             self._row_classes[key] = find_row_class(
-                lambda own: packed(own, no_bias) or plain(own, no_bias), (key[1], key[2]), key[0]
+                lambda own: packed(own, no_bias) or PlainLinear(own, no_bias), (key[1], key[2]), key[0]
             )
-        return exact_linear(packed(weight, bias) or plain(weight, bias), self._row_classes[key])
-
-    def exact_group_rows(
-        self, *, group: int, chunk_rows: int, head_dim: int, block_size: int, dtype: torch.dtype
-    ) -> int:
-        return find_group_rows(group, chunk_rows, head_dim, block_size, dtype)
+        return ExactLinear(packed(weight, bias) or PlainLinear(weight, bias), self._row_classes[key])
 
     def experts(self, experts: Sequence[tuple[Linear, Linear]]) -> ExpertKernel:
         if self._static_shapes:
-            return static_kernel(experts, self.gate)
+            return static_kernel(experts, self._ops.silu_mul)
         fused = None if self._native is None else self._native.experts(experts)
-        return fused or sorted_kernel(experts, self.gate)
+        return fused or sorted_kernel(experts, self._ops.silu_mul)
 
-    @property
-    def gate(self) -> Gate:
-        if self._native is not None:
-            return self._native.silu_mul
-        return _uncut_silu_mul if self._exact else silu_mul
+    def new_kv_cache(
+        self, *, layers: int, pages: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
+    ) -> tuple[LayerPages, ...]:
+        return allocate_kv_cache(
+            layers=layers, pages=pages, kv_heads=kv_heads, block_size=block_size, head_dim=head_dim, dtype=dtype
+        )
+
+    def attention(
+        self, shape: AttentionShape, batch: Batch | PaddedBatch, cache: LayerCache, dtype: torch.dtype
+    ) -> StepAttention:
+        assert isinstance(cache, LayerPages), "a cache of another device"
+        exact = self._exactly(shape, cache.block_size, dtype) if self._exact else None
+        if isinstance(batch, PaddedBatch):
+            return PaddedAttentionStep(shape, batch, cache, dtype, exact)
+        return AttentionStep(shape, batch, cache, dtype, exact, ops=self._ops)
+
+    def _exactly(self, shape: AttentionShape, block_size: int, dtype: torch.dtype) -> ExactAttention:
+        key = (shape, block_size, dtype)
+        if key not in self._exact_attention:
+            chunk_rows = EXACT_CHUNK_TOKENS * shape.group
+            group_rows = find_group_rows(shape.group, chunk_rows, shape.head_dim, block_size, dtype)
+            self._exact_attention[key] = ExactAttention(EXACT_CHUNK_TOKENS, group_rows)
+        return self._exact_attention[key]
 
     def warm_up_shapes(self, *, max_batched_tokens: int, max_num_seqs: int, max_len: int) -> Iterator[WarmUpShape]:
         """A whole budget of prompt, prompt and decoding mixed, and decoding alone at a few widths."""
@@ -133,11 +160,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether oneDNN has bfloat16 products on this processor (AVX-512 or newer)."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _host_available_bytes() -> int:

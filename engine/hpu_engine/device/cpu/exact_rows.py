@@ -56,17 +56,19 @@ def find_row_class(build: Callable[[Tensor], Linear], shape: tuple[int, int], dt
     raise AssertionError("one row at a time is always a class of its own")
 
 
-def exact_linear(apply: Linear, rows: RowClass) -> Linear:
-    """`apply`, called with row counts of one class only."""
+@dataclass(frozen=True, slots=True)
+class ExactLinear:
+    """`linear`, called with row counts of one class only."""
 
-    def exactly(x: Tensor) -> Tensor:
-        count = x.shape[0]
-        if rows.least <= count <= rows.most:
-            return apply(x)
-        parts = [apply(_padded(part, rows.least))[: part.shape[0]] for part in torch.split(x, rows.most)]
+    linear: Linear
+    rows: RowClass
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        rows = self.rows
+        if rows.least <= x.shape[0] <= rows.most:
+            return self.linear(x)
+        parts = [self.linear(_padded(part, rows.least))[: part.shape[0]] for part in torch.split(x, rows.most)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    return exactly
 
 
 def find_group_rows(group: int, chunk_rows: int, head_dim: int, block_size: int, dtype: torch.dtype) -> int:

@@ -7,10 +7,11 @@ eleven, and its subnormals reach down to 2^-24); a weight that would lose more t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
-
-from hpu_engine.device.base import Linear
 
 MOST_LOST = 2.0**-25
 """Half a step of float16's subnormals: what a bfloat16 weight below 2^-17 may be off by."""
@@ -20,7 +21,17 @@ _ROWS_AT_ONCE = 1024
 """Rows checked at a time, so that a weight of other digits is known after its first ones, and none is copied whole."""
 
 
-def half_linear(weight: Tensor, bias: Tensor | None) -> Linear | None:
+@dataclass(frozen=True, slots=True)
+class HalfLinear:
+    """`packed` is FBGEMM's own object of weight and bias."""
+
+    packed: Any
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)  # type: ignore[no-any-return]
+
+
+def half_linear(weight: Tensor, bias: Tensor | None) -> HalfLinear | None:
     """The linear of `weight` [out, in] float32, or None where the weight or the processor does not allow it.
 
     Its results for a row depend in their last bits on how many rows are multiplied together.
@@ -28,14 +39,9 @@ def half_linear(weight: Tensor, bias: Tensor | None) -> Linear | None:
     if weight.dtype is not torch.float32 or not fits_half(weight):
         return None
     try:
-        packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+        return HalfLinear(torch.ops.quantized.linear_prepack_fp16(weight, bias))
     except (RuntimeError, AttributeError):  # a build without FBGEMM, or a processor it does not know
         return None
-
-    def apply(x: Tensor) -> Tensor:
-        return torch.ops.quantized.linear_dynamic_fp16(x, packed)  # type: ignore[no-any-return]
-
-    return apply
 
 
 def fits_half(weight: Tensor) -> bool:

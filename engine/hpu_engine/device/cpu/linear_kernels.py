@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -52,27 +53,56 @@ class LinearKernels:
         linear = next(linear for kernel in self._orders[key] if (linear := kernel(weight, bias)) is not None)
         if key not in self._worth_threads:
             self._worth_threads[key] = _is_worth_threads(linear, _sample(1, weight))
-        return _by_all_threads(linear) if self._worth_threads[key] else linear
+        return AllThreads(linear, torch.get_num_threads()) if self._worth_threads[key] else linear
 
 
-def plain(weight: Tensor, bias: Tensor | None) -> Linear:
-    return partial(F.linear, weight=weight, bias=bias)
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
 
 
-def packed(weight: Tensor, bias: Tensor | None) -> Linear | None:
-    """oneDNN's linear over a layout of its own."""
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """`weight` is in oneDNN's own layout."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class AllThreads:
+    """`linear` by this many threads, also where a step is given fewer. To change that takes no time."""
+
+    linear: Linear
+    threads: int
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        given = torch.get_num_threads()
+        if given == self.threads:
+            return self.linear(x)
+        torch.set_num_threads(self.threads)
+        try:
+            return self.linear(x)
+        finally:
+            torch.set_num_threads(given)
+
+
+def packed(weight: Tensor, bias: Tensor | None) -> PackedLinear | None:
+    """None where oneDNN has no layout of its own for `weight`."""
     try:
-        reordered = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+        return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight, 32), bias)
     except (RuntimeError, AttributeError):
         return None
 
-    def apply(x: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, reordered, bias, "none", [], "")  # type: ignore[no-any-return]
 
-    return apply
-
-
-KERNELS: tuple[Kernel, ...] = (half_linear, packed, plain)
+KERNELS: tuple[Kernel, ...] = (half_linear, packed, PlainLinear)
 
 
 def _fastest_first(weight: Tensor, bias: Tensor | None) -> tuple[Kernel, ...]:
@@ -134,23 +164,6 @@ def _is_worth_threads(linear: Linear, x: Tensor) -> bool:
     finally:
         torch.set_num_threads(threads)
     return False
-
-
-def _by_all_threads(linear: Linear) -> Linear:
-    """`linear` by as many threads as there are now, also where a step is given fewer. To change that takes no time."""
-    threads = torch.get_num_threads()
-
-    def apply(x: Tensor) -> Tensor:
-        given = torch.get_num_threads()
-        if given == threads:
-            return linear(x)
-        torch.set_num_threads(threads)
-        try:
-            return linear(x)
-        finally:
-            torch.set_num_threads(given)
-
-    return apply
 
 
 def _evict() -> None:

@@ -15,8 +15,7 @@ from torch import Tensor
 from hpu_engine.device.base import ExpertKernel
 from hpu_engine.model.moe.dispatcher import Dispatched
 from hpu_engine.model.moe.window import ExpertWindow
-
-DEFAULT_CHUNK_TOKENS = 1024
+from hpu_engine.planning.memory.activations import EXPERT_CHUNK_TOKENS
 
 
 class Experts(Protocol):
@@ -33,7 +32,7 @@ class WindowExperts:
 
     window: ExpertWindow
     kernel: ExpertKernel
-    chunk_tokens: int = DEFAULT_CHUNK_TOKENS
+    chunk_tokens: int = EXPERT_CHUNK_TOKENS
 
     def prepare(self, x: Tensor) -> Tensor:
         return x

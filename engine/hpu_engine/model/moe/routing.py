@@ -38,4 +38,4 @@ class Routing:
     def amax(self, hidden: Tensor) -> Tensor:
         """The largest magnitude in `hidden` [tokens, width] float32 scalar, padding excluded; 0 of no real row."""
         real = hidden[self.is_real]
-        return real.abs().amax().float() if real.numel() else torch.zeros((), dtype=torch.float32)
+        return real.abs().amax().float() if real.numel() else hidden.new_zeros((), dtype=torch.float32)

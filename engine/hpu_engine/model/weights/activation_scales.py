@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hpu_engine.device.base import HOST
 from hpu_engine.model.moe.window import ExpertWindow
 from hpu_engine.model.weights.errors import WeightsError
 from hpu_engine.model.weights.name_table import SCALE_NAMES, Name, Scale, nearest
@@ -81,7 +82,7 @@ def window_multipliers(multipliers: Mapping[int, float], window: ExpertWindow, *
     """[experts here, 1] float32 in the order of the window. Raises WeightsError where one is missing."""
     wanted = range(window.first, window.last + 1)
     _require(multipliers, wanted, name, source)
-    return torch.tensor([[multipliers[expert]] for expert in wanted], dtype=torch.float32)
+    return torch.tensor([[multipliers[expert]] for expert in wanted], dtype=torch.float32, device=HOST)
 
 
 def aligned(scales: Tensor) -> Tensor:

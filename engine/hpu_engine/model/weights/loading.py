@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hpu_engine.device.base import HOST
 from hpu_engine.model.weights.checking import check_names, check_stored
 from hpu_engine.model.weights.name_table import NameTable, StoredPart
 from hpu_engine.model.weights.reading import DTYPES, CheckpointReader
@@ -76,7 +77,7 @@ class _Stored:
         """Straight into place where the types agree, else by way of one part in its own type."""
         assert self.part.region is not None
         own = DTYPES[self.tensor.dtype]
-        values = target if own == target.dtype else torch.empty(target.shape, dtype=own)
+        values = target if own == target.dtype else torch.empty(target.shape, dtype=own, device=HOST)
         self.reader.read(self.tensor, self.part.region, values)
         if values is not target:
             target.copy_(values)
@@ -112,7 +113,8 @@ class _OpenParameters:
         parameter = self._open.get(part.parameter)
         if parameter is None:
             wanted = self._table.parameters[part.parameter]
-            whole = torch.empty(wanted.shape, dtype=torch.float32 if wanted.wide else self._dtype)
+            dtype = torch.float32 if wanted.wide else self._dtype
+            whole = torch.empty(wanted.shape, dtype=dtype, device=HOST)
             parameter = self._open[part.parameter] = _Open(whole, wanted.parts)
         rows = prod(part.held_shape) // max(prod(parameter.values.shape[1:]), 1)
         source.copy_to(parameter.values[part.row : part.row + rows])

@@ -16,7 +16,7 @@ from hpu_engine.planning.memory.weights import ITEM_BYTES
 from hpu_engine.planning.model.description import ModelDescription
 from hpu_engine.planning.shapes.limits import Kind, StepLimits
 
-EXPERT_CHUNK_TOKENS = 4096
+EXPERT_CHUNK_TOKENS = 1024
 """Tokens whose expert activations exist at one time; longer steps run their experts in chunks."""
 
 

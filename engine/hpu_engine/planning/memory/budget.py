@@ -18,7 +18,8 @@ BUDGET = "chunkedPrefill.maxBatchedTokens"
 MODEL_LENGTH = "maxModelLen"
 SEQUENCES = "maxNumSeqs"
 BLOCK_SIZE = "blockSize"
-BLOCKS = "kvBlocks"
+KV_BLOCKS = "numKvBlocks"
+KV_MEMORY = "kvCacheMemory"
 WEIGHTS = "weights"
 MOST_SEQUENCES = 4096
 MOST_BUDGET = 1 << 20
@@ -41,16 +42,18 @@ def memory_violations(limits: StepLimits, memory: MemoryPlan) -> tuple[Violation
 
 def _limits(model: ModelDescription, limits: StepLimits) -> Iterator[Violation]:
     sizes = (
-        (BLOCK_SIZE, limits.block_size, 1024),
-        (SEQUENCES, limits.max_num_seqs, MOST_SEQUENCES),
-        (MODEL_LENGTH, limits.max_model_len, model.max_positions),
-        (BUDGET, limits.max_batched_tokens, MOST_BUDGET),
+        (BLOCK_SIZE, limits.block_size, 1, 1024),
+        (SEQUENCES, limits.max_num_seqs, 1, MOST_SEQUENCES),
+        # A prompt of one token and its answer.
+        (MODEL_LENGTH, limits.max_model_len, 2, model.max_positions),
+        (BUDGET, limits.max_batched_tokens, 1, MOST_BUDGET),
     )
     outside = False
-    for field, value, most in sizes:
-        if not 1 <= value <= most:
+    for field, value, least, most in sizes:
+        if not least <= value <= most:
             outside = True
-            yield Violation(field, "range", value, f"must lie between 1 and {most}", (min(max(value, 1), most),))
+            message = f"must lie between {least} and {most}"
+            yield Violation(field, "range", value, message, (min(max(value, least), most),))
     if outside:
         return
     yield from _budget(limits)
@@ -82,13 +85,14 @@ def _memory(limits: StepLimits, memory: MemoryPlan) -> Iterator[Violation]:
         missing = -(memory.free_bytes // memory.kv_block_bytes)
         nearest = limits.kv_blocks - missing
         valid = (nearest,) if nearest >= memory.blocks_needed else ()
-        yield Violation(BLOCKS, "memory", limits.kv_blocks, "more blocks than the card holds", valid)
+        yield Violation(KV_BLOCKS, "memory", limits.kv_blocks, "more blocks than the card holds", valid)
         return
     if memory.kv_blocks:
-        message = f"one request needs {memory.blocks_needed} KV blocks, the card holds {memory.kv_blocks}"
+        message = f"one request needs {memory.blocks_needed} KV blocks, there is room for {memory.kv_blocks}"
         yield Violation(MODEL_LENGTH, "memory", limits.max_model_len, message, (memory.kv_tokens,))
         return
-    without_cache = memory.visible_bytes - memory.reserve_bytes - memory.weight_bytes
+    visible = memory.visible_bytes or 0
+    without_cache = visible - memory.reserve_bytes - memory.weight_bytes
     if without_cache > memory.kv_block_bytes and memory.activations.bytes > without_cache // 2:
         message = f"the largest step needs {memory.activations.bytes} bytes, weights leave {without_cache}"
         smaller = limits.max_batched_tokens // 2 // limits.block_size * limits.block_size
@@ -96,7 +100,7 @@ def _memory(limits: StepLimits, memory: MemoryPlan) -> Iterator[Violation]:
         valid = (smaller,) if smaller >= least else ()
         yield Violation(BUDGET, "memory", limits.max_batched_tokens, message, valid)
         return
-    room = memory.visible_bytes - memory.reserve_bytes - memory.activations.bytes
+    room = visible - memory.reserve_bytes - memory.activations.bytes
     message = f"weights need {memory.weight_bytes} bytes of a card, reserve and largest step leave {room}"
     yield Violation(WEIGHTS, "memory", memory.weight_bytes, message)
 

@@ -2,9 +2,11 @@
 
 visible = runtime reserve + weights + activations of the largest step + graphs + KV cache + free
 
+A card that names no visible memory is as large as what is needed.
+
 Everything but the cache is known first; the largest decode step grows with the number of blocks, so the cache takes
-the largest number of blocks for which the sum still holds. One block more than the scheduler may use is held as
-scratch: padding rows write into it.
+the largest number of blocks for which the sum still holds. Beside the blocks that the scheduler may use,
+`StepLimits.scratch_blocks` more are held for padding to write to.
 """
 
 from __future__ import annotations
@@ -21,23 +23,22 @@ from hpu_engine.planning.memory.weights import (
     kv_bytes_per_block,
     weight_lines,
 )
-from hpu_engine.planning.model.description import ModelDescription
+from hpu_engine.planning.model.description import DType, ModelDescription
 from hpu_engine.planning.shapes.limits import StepLimits
-
-SCRATCH_BLOCKS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """One card. `kv_blocks` are those a scheduler may use; `blocks_needed` hold one request of the model's length."""
 
-    visible_bytes: int
+    visible_bytes: int | None
     reserve_bytes: int
     weights: tuple[WeightLine, ...]
     activations: ActivationPlan
     graph_bytes: int
     kv_block_bytes: int
     kv_blocks: int
+    scratch_blocks: int
     blocks_needed: int
     block_size: int
 
@@ -51,13 +52,17 @@ class MemoryPlan:
 
     @property
     def kv_bytes(self) -> int:
-        return (self.kv_blocks + SCRATCH_BLOCKS) * self.kv_block_bytes if self.kv_blocks else 0
+        return (self.kv_blocks + self.scratch_blocks) * self.kv_block_bytes if self.kv_blocks else 0
+
+    @property
+    def needed_bytes(self) -> int:
+        """All lines together."""
+        return self.reserve_bytes + self.weight_bytes + self.activations.bytes + self.graph_bytes + self.kv_bytes
 
     @property
     def free_bytes(self) -> int:
         """What no line uses; negative where the lines exceed the card."""
-        used = self.reserve_bytes + self.weight_bytes + self.activations.bytes + self.graph_bytes + self.kv_bytes
-        return self.visible_bytes - used
+        return 0 if self.visible_bytes is None else self.visible_bytes - self.needed_bytes
 
     @property
     def kv_tokens(self) -> int:
@@ -72,7 +77,7 @@ class MemoryPlan:
         """Bytes that are missing for one request of the model's length; 0 where it fits."""
         if self.fits:
             return 0
-        wanted = (self.blocks_needed + SCRATCH_BLOCKS) * self.kv_block_bytes
+        wanted = (self.blocks_needed + self.scratch_blocks) * self.kv_block_bytes
         return max(0, wanted - self.kv_bytes - self.free_bytes)
 
 
@@ -82,23 +87,26 @@ def memory_plan(
     card: Card,
     limits: StepLimits,
     *,
+    dtype: DType,
     weight_format: WeightFormat,
     kv_format: KvFormat,
     recipes: int,
 ) -> MemoryPlan:
     """The memory of one card. `limits.kv_blocks` None: as many as fit; a number: exactly so many, fitting or not.
+    `dtype` is that of activations.
 
     Graphs take `graph_bytes_per_recipe` where that was measured, else a fraction of what weights and the largest step
     leave (vllm-gaudi reserves the same tenth).
     """
-    dtype = "float32" if weight_format == "float32" else "bfloat16"
     lines = weight_lines(model, layout, weight_format)
     block = kv_bytes_per_block(model, layout, kv_format, limits.block_size)
     fixed = card.runtime_reserve_bytes + sum(line.bytes for line in lines)
 
+    visible = card.visible_bytes or 0
+
     def with_blocks(count: int) -> MemoryPlan:
         activations = activation_plan(model, layout, replace(limits, kv_blocks=count), dtype=dtype)
-        left = card.visible_bytes - fixed - activations.bytes
+        left = visible - fixed - activations.bytes
         graphs = (
             int(max(0, left) * card.graph_reserve_fraction)
             if card.graph_bytes_per_recipe is None
@@ -112,13 +120,14 @@ def memory_plan(
             graph_bytes=graphs,
             kv_block_bytes=block,
             kv_blocks=count,
+            scratch_blocks=limits.scratch_blocks,
             blocks_needed=limits.blocks_per_row,
             block_size=limits.block_size,
         )
 
     if limits.kv_blocks is not None:
         return with_blocks(limits.kv_blocks)
-    low, high = 0, max(0, card.visible_bytes - fixed) // block
+    low, high = 0, max(0, visible - fixed) // block
     while low < high:
         middle = (low + high + 1) // 2
         if with_blocks(middle).free_bytes >= 0:

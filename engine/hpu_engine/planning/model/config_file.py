@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpu_engine.planning.model.description import ModelConfigError, ModelConfigErrorKind
+from hpu_engine.planning.model.errors import ModelConfigError, ModelConfigErrorKind
 
 CONFIG_LIMIT_BYTES = 4 * 1024 * 1024
 """Published config files are 0.5 to 20 KB; those with long quantisation tables stay below 1 MiB."""

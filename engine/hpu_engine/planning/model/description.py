@@ -1,16 +1,12 @@
 """What a decoder-only transformer is, in numbers: the one description that loader, engine and operator share.
 
-Owns the frozen types and the error every refusal of a model's configuration is raised as. A description is complete
-and consistent by construction: whoever holds one needs no default and no check of its own. `read_model_description`
-makes one from a Hugging Face checkpoint. Standard library and pydantic only.
+A description is complete and consistent by construction: its users need no defaults and no checks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -27,24 +23,6 @@ class Architecture(StrEnum):
     QWEN3_MOE = "Qwen3MoeForCausalLM"
     ERNIE = "Ernie4_5ForCausalLM"
     ERNIE_MOE = "Ernie4_5_MoeForCausalLM"
-
-
-class ModelConfigErrorKind(StrEnum):
-    NOT_FOUND = "not-found"
-    BROKEN = "broken"
-    UNSUPPORTED = "unsupported"
-
-
-class ModelConfigError(Exception):
-    """A model's configuration cannot be used. Names the file, the key if one is at fault, and what is right."""
-
-    def __init__(self, kind: ModelConfigErrorKind, message: str, *, path: str, key: str | None = None) -> None:
-        self.kind = kind
-        self.path = path
-        self.key = key
-        self.reason = message
-        where = f"{path}: {key}" if key else path
-        super().__init__(f"{where}: {message}")
 
 
 class _Fact(BaseModel):
@@ -154,23 +132,3 @@ class ModelDescription(_Fact):
     @property
     def dense_layer_count(self) -> int:
         return self.layers - self.sparse_layer_count
-
-
-def read_model_description(path: str | Path) -> ModelDescription:
-    """Describe the checkpoint in the directory `path`, or the one whose `config.json` is `path`.
-
-    `generation_config.json` beside it is used where present. Raises ModelConfigError.
-    """
-    from hpu_engine.planning.model.config_file import read_generation_config, read_json_object
-
-    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-    return describe(read_json_object(file), str(file), read_generation_config(file.parent))
-
-
-def describe(
-    config: Mapping[str, Any], source: str, generation_config: Mapping[str, Any] | None = None
-) -> ModelDescription:
-    """Describe the parsed `config.json` in `config`; `source` names it in errors. Raises ModelConfigError."""
-    from hpu_engine.planning.model.families import interpret
-
-    return interpret(config, source, generation_config)

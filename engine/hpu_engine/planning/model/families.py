@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
-from hpu_engine.planning.model.config_file import ConfigReader
+from hpu_engine.planning.model.config_file import ConfigReader, read_generation_config, read_json_object
 from hpu_engine.planning.model.description import (
     Architecture,
     DType,
-    ModelConfigErrorKind,
     ModelDescription,
     Moe,
     Rotary,
     RotaryScaling,
     Router,
 )
+from hpu_engine.planning.model.errors import ModelConfigErrorKind
 
 MOST_LAYERS = 1024
 MOST_EXPERTS = 4096
@@ -73,10 +74,19 @@ _FAMILIES = (
 )
 
 
-def interpret(
+def read_model_description(path: str | Path) -> ModelDescription:
+    """Describe the checkpoint in the directory `path`, or the one whose `config.json` is `path`.
+
+    `generation_config.json` beside it is used where present. Raises ModelConfigError.
+    """
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    return describe(read_json_object(file), str(file), read_generation_config(file.parent))
+
+
+def describe(
     config: Mapping[str, Any], source: str, generation_config: Mapping[str, Any] | None = None
 ) -> ModelDescription:
-    """The description of a parsed `config.json`. Raises ModelConfigError."""
+    """Describe the parsed `config.json` in `config`; `source` names it in errors. Raises ModelConfigError."""
     keys = ConfigReader(config, source)
     family = _family(keys)
     hidden = keys.integer("hidden_size", most=MOST_WIDTH)

@@ -70,6 +70,11 @@ class StepLimits:
             return every_row_full
         return max(self.blocks_per_row, min(every_row_full, self.kv_blocks))
 
+    @property
+    def scratch_blocks(self) -> int:
+        """Blocks beside the pool that padding tokens write to: each of them has a slot that no other one has."""
+        return max(1, -(-self.flat_tokens // self.block_size))
+
     def context_blocks(self, new_tokens: int) -> int:
         """KV blocks that the longest context before `new_tokens` occupies."""
         return -(-(self.max_model_len - new_tokens) // self.block_size)

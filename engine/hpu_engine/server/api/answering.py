@@ -15,8 +15,9 @@ from msgspec import UNSET, UnsetType
 from hpu_engine.server.api.responses import Usage
 from hpu_engine.server.api.sse import EventStream
 from hpu_engine.server.errors import ApiError
-from hpu_engine.server.requests.generation import Answer, Delta
-from hpu_engine.server.requests.serving import json_response
+from hpu_engine.server.requests.response_stream import ResponseStream
+from hpu_engine.server.requests.sequence import Delta
+from hpu_engine.server.requests.serving_model import json_response
 
 WRITTEN_INLINE_TOKENS = 256
 """More scored tokens than these are written in a thread: the other streams go on meanwhile."""
@@ -53,7 +54,7 @@ class Form(Protocol):
 
 
 async def respond(
-    request: web.Request, answer: Answer, form: Form, *, stream: bool, include_usage: bool
+    request: web.Request, answer: ResponseStream, form: Form, *, stream: bool, include_usage: bool
 ) -> web.StreamResponse:
     """Answer `request`. Raises `ApiError` for an answer that breaks before its first byte is sent."""
     if stream:
@@ -64,7 +65,9 @@ async def respond(
     return json_response(form.whole(sequences, answer.usage))
 
 
-async def _stream(request: web.Request, answer: Answer, form: Form, *, include_usage: bool) -> web.StreamResponse:
+async def _stream(
+    request: web.Request, answer: ResponseStream, form: Form, *, include_usage: bool
+) -> web.StreamResponse:
     deltas = answer.deltas()
     first = await anext(deltas)  # a request that never runs gets its error as a status, not as an event
     events = EventStream(request)
@@ -84,7 +87,7 @@ async def _stream(request: web.Request, answer: Answer, form: Form, *, include_u
     return events.response
 
 
-async def _chunk(answer: Answer, form: Form, delta: Delta) -> bytes:
+async def _chunk(answer: ResponseStream, form: Form, delta: Delta) -> bytes:
     if answer.num_prompt_scores > WRITTEN_INLINE_TOKENS and form.has_prompt(delta):
         return await asyncio.to_thread(form.chunk, delta)
     return form.chunk(delta)

@@ -14,12 +14,18 @@ from hpu_engine.server.api.responses import Model, ModelList, encode
 from hpu_engine.server.errors import ApiError, not_serving, unknown_model
 from hpu_engine.server.metrics import Metrics
 from hpu_engine.server.pod.control import metrics_handler
-from hpu_engine.server.requests.serving import BODY_LIMIT_BYTES, SERVING, Serving, error_response, json_response
+from hpu_engine.server.requests.serving_model import (
+    BODY_LIMIT_BYTES,
+    SERVING,
+    ServingModel,
+    error_response,
+    json_response,
+)
 
 log = structlog.get_logger()
 
 
-def build_api(serving: Serving, metrics: Metrics, allowed_origins: tuple[str, ...] = ()) -> web.Application:
+def build_api(serving: ServingModel, metrics: Metrics, allowed_origins: tuple[str, ...] = ()) -> web.Application:
     origins = AllowedOrigins(allowed_origins)
     app = web.Application(
         client_max_size=BODY_LIMIT_BYTES,
@@ -52,7 +58,7 @@ async def show_model(request: web.Request) -> web.Response:
     return json_response(encode(_model(serving)))
 
 
-def _model(serving: Serving) -> Model:
+def _model(serving: ServingModel) -> Model:
     return Model(id=serving.name, created=serving.created, max_model_len=serving.pod.identity.max_model_len)
 
 

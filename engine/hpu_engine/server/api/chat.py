@@ -27,10 +27,18 @@ from hpu_engine.server.api.responses import (
     encode,
 )
 from hpu_engine.server.errors import bad_request
-from hpu_engine.server.requests.admission import Job
-from hpu_engine.server.requests.generation import Answer, Delta
-from hpu_engine.server.requests.jobs import check_for_model, check_scores, encode_prompt, make_job, output_limit
-from hpu_engine.server.requests.serving import SERVING, LoadedModel, Serving, prepare, read_body
+from hpu_engine.server.model_files import LoadedModel
+from hpu_engine.server.requests.response_stream import ResponseStream
+from hpu_engine.server.requests.sequence import Delta
+from hpu_engine.server.requests.sequence_request import (
+    SequenceRequest,
+    check_for_model,
+    check_scores,
+    encode_prompt,
+    make_sequence_request,
+    output_limit,
+)
+from hpu_engine.server.requests.serving_model import SERVING, ServingModel, prepare, read_body
 from hpu_engine.text.chat_template import ChatTemplate
 
 
@@ -40,20 +48,20 @@ async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     body = await read_body(request)
     parsed, turns, template = await prepare(body, _read, body, serving, model)
     prompt = await render(parsed, turns, template)
-    job = await prepare(prompt, _job, prompt, parsed, serving, model)
+    wanted = await prepare(prompt, _wanted, prompt, parsed, serving, model)
     head = new_head("chatcmpl", serving.name, include_usage=parsed.include_usage)
-    async with serving.engine.open([job]) as answer:
+    async with serving.admission.open([wanted]) as answer:
         form = _Form(head, parsed, answer, model.tokenizer.spell)
         return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
 
 
 def _read(
-    data: bytes, serving: Serving, model: LoadedModel
+    data: bytes, serving: ServingModel, model: LoadedModel
 ) -> tuple[ChatCompletionRequest, list[dict[str, Any]], ChatTemplate]:
     """What a body asks for, its turns, and the template that is to render them. Raises `ApiError`."""
     parsed = read_chat(parse_object(data))
     serving.check_model_name(parsed.model)
-    check_for_model(parsed, 1, model, serving.engine.max_open)
+    check_for_model(parsed, 1, model, serving.admission.max_open)
     template = model.tokenizer.chat_template
     if template is None:
         raise bad_request("messages", "this model has no chat template; use /v1/completions")
@@ -61,14 +69,14 @@ def _read(
     return parsed, turns, template
 
 
-def _job(prompt: str, parsed: ChatCompletionRequest, serving: Serving, model: LoadedModel) -> Job:
+def _wanted(prompt: str, parsed: ChatCompletionRequest, serving: ServingModel, model: LoadedModel) -> SequenceRequest:
     """The template writes the special tokens itself, so the tokenizer adds none unless told to. Raises `ApiError`."""
-    limits = serving.engine.limits
+    limits = serving.admission.limits
     special = parsed.add_special_tokens
     token_ids = encode_prompt(prompt, model.tokenizer, limits, param="messages", add_special_tokens=special)
     limit = output_limit(len(token_ids), parsed.output_limit, None, limits, least=parsed.min_tokens, param="messages")
     check_scores(parsed, [token_ids], [limit], limits.max_model_len)
-    return make_job(token_ids, parsed, limit, model, continues=False, prompt_field="messages")
+    return make_sequence_request(token_ids, parsed, limit, model, continues=False, prompt_field="messages")
 
 
 @dataclass(frozen=True)
@@ -77,7 +85,7 @@ class _Form:
 
     head: Head
     request: ChatCompletionRequest
-    answer: Answer
+    answer: ResponseStream
     spell: Spell
 
     def whole(self, sequences: Sequence[Delta], usage: Usage) -> bytes:

@@ -15,10 +15,18 @@ from hpu_engine.server.api.parsing import parse_object
 from hpu_engine.server.api.prompts import Prompt, read_prompts
 from hpu_engine.server.api.protocol import CompletionRequest, read_completion
 from hpu_engine.server.api.responses import Completion, CompletionChoice, PromptLogprobs, Usage, encode
-from hpu_engine.server.requests.admission import Job
-from hpu_engine.server.requests.generation import Answer, Delta
-from hpu_engine.server.requests.jobs import check_for_model, check_scores, encode_prompt, make_job, output_limit
-from hpu_engine.server.requests.serving import SERVING, LoadedModel, Serving, prepare, read_body
+from hpu_engine.server.model_files import LoadedModel
+from hpu_engine.server.requests.response_stream import ResponseStream
+from hpu_engine.server.requests.sequence import Delta
+from hpu_engine.server.requests.sequence_request import (
+    SequenceRequest,
+    check_for_model,
+    check_scores,
+    encode_prompt,
+    make_sequence_request,
+    output_limit,
+)
+from hpu_engine.server.requests.serving_model import SERVING, ServingModel, prepare, read_body
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -27,51 +35,51 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     serving = request.app[SERVING]
     model = serving.model()
     body = await read_body(request)
-    parsed, jobs, echoes = await prepare(body, _read, body, serving, model)
+    parsed, wanted, echoes = await prepare(body, _read, body, serving, model)
     head = new_head("cmpl", serving.name, include_usage=parsed.include_usage)
-    async with serving.engine.open(jobs) as answer:
+    async with serving.admission.open(wanted) as answer:
         form = _Form(head, parsed, answer, model.tokenizer.spell, echoes)
         return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
 
 
 def _read(
-    data: bytes, serving: Serving, model: LoadedModel
-) -> tuple[CompletionRequest, Sequence[Job], Sequence[Echo] | None]:
+    data: bytes, serving: ServingModel, model: LoadedModel
+) -> tuple[CompletionRequest, Sequence[SequenceRequest], Sequence[Echo] | None]:
     """All that a body asks for. Raises `ApiError`."""
     body = parse_object(data)
     parsed = read_completion(body)
     serving.check_model_name(parsed.model)
     given = read_prompts(body.get("prompt"), model.description.vocab)
-    check_for_model(parsed, len(given), model, serving.engine.max_open)
+    check_for_model(parsed, len(given), model, serving.admission.max_open)
     prompts = [_token_ids(prompt, parsed, model, serving) for prompt in given]
     limits = [
         output_limit(
             len(prompt),
             parsed.max_tokens,
             DEFAULT_MAX_TOKENS,
-            serving.engine.limits,
+            serving.admission.limits,
             least=parsed.min_tokens,
             param="prompt",
         )
         for prompt in prompts
     ]
-    check_scores(parsed, prompts, limits, serving.engine.limits.max_model_len)
+    check_scores(parsed, prompts, limits, serving.admission.limits.max_model_len)
     echoes = None
     if parsed.echo:
         each = zip(given, prompts, strict=True)
         echoes = [echo_of(prompt, token_ids, parsed, model.tokenizer) for prompt, token_ids in each]
-    jobs = [
-        make_job(prompt, parsed, limit, model, continues=True, prompt_field="prompt")
+    wanted = [
+        make_sequence_request(prompt, parsed, limit, model, continues=True, prompt_field="prompt")
         for prompt, limit in zip(prompts, limits, strict=True)
     ]
-    return parsed, jobs, echoes
+    return parsed, wanted, echoes
 
 
-def _token_ids(given: Prompt, request: CompletionRequest, model: LoadedModel, serving: Serving) -> tuple[int, ...]:
+def _token_ids(given: Prompt, request: CompletionRequest, model: LoadedModel, serving: ServingModel) -> tuple[int, ...]:
     if not isinstance(given, str):
         return given
     special = request.add_special_tokens
-    return encode_prompt(given, model.tokenizer, serving.engine.limits, param="prompt", add_special_tokens=special)
+    return encode_prompt(given, model.tokenizer, serving.admission.limits, param="prompt", add_special_tokens=special)
 
 
 @dataclass
@@ -80,7 +88,7 @@ class _Form:
 
     head: Head
     request: CompletionRequest
-    answer: Answer
+    answer: ResponseStream
     spell: Spell
     echoes: Sequence[Echo] | None
     begun: set[int] = field(default_factory=set)

@@ -1,6 +1,6 @@
 """The control port: state, probes and metrics of this pod. Read-only, and open from the first second.
 
-It runs on its own port so that it answers whatever the API is busy with, and so that a cluster can keep clients off it.
+It has its own port, so that it answers while the API is busy and a cluster can keep clients off it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How a server leaves: the first SIGTERM (or Ctrl-C) drains, the second one aborts.
 
-Not ready at once; for the lame duck's time new requests are still served, because a load balancer needs a moment to
-notice, and longer where one has not noticed: as long as requests keep coming, up to half of the drain's time. Then they
-get 503 while the running ones finish, or are cut when the drain's time is over.
+Not ready at once. For the lame duck's time new requests are still served, because a load balancer needs a moment to
+notice; while requests keep coming this lasts longer, up to half of the drain's time. Then they get 503 while the
+running ones finish, or are cut when the drain's time is over. A pod of a group waits for the group's other pods, too:
+their requests need its workers.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from hpu_engine.server.errors import ApiError
+from hpu_engine.server.waiting import within
 
 if TYPE_CHECKING:  # it stands on the tokenizer, which the first second does not wait for
-    from hpu_engine.server.requests.serving import Serving
+    from hpu_engine.server.requests.serving_model import ServingModel
 
 log = structlog.get_logger()
 
 QUIET_SECONDS = 2.0
-"""Without a new request: whoever balances has noticed."""
+"""Without a new request for this long, the load balancer has noticed."""
 
 
 class Shutdown:
@@ -43,8 +45,8 @@ class Shutdown:
         (self.aborted if self.requested.is_set() else self.requested).set()
 
 
-async def drain(serving: Serving, shutdown: Shutdown, *, lame_duck_seconds: float, drain_seconds: float) -> None:
-    """Returns when nothing is open any more. Cut short, to an error for what still runs, by a second signal."""
+async def drain(serving: ServingModel, shutdown: Shutdown, *, lame_duck_seconds: float, drain_seconds: float) -> None:
+    """Returns when nothing is open any more. A second signal cuts it short, with an error for what still runs."""
     serving.pod.drain()
     log.info("draining", lame_duck_seconds=lame_duck_seconds, drain_seconds=drain_seconds)
     drained_by = time.monotonic() + lame_duck_seconds + drain_seconds
@@ -53,25 +55,17 @@ async def drain(serving: Serving, shutdown: Shutdown, *, lame_duck_seconds: floa
         await _unless_aborted(shutdown, _until_quiet(serving, drained_by - drain_seconds / 2))
     serving.accepts_requests = False
     left = max(0.0, drained_by - time.monotonic())
-    finished = await _unless_aborted(shutdown, _within(left, serving.engine.wait_until_idle()))
+    finished = await _unless_aborted(shutdown, within(left, serving.admission.wait_until_idle()))
     if not finished:
-        serving.engine.fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
-        await _within(1.0, serving.engine.wait_until_idle())
+        serving.admission.fail_all(ApiError(503, "the server is shutting down", code="shutting_down"))
+        await within(1.0, serving.admission.wait_until_idle())
     log.info("drained", finished=bool(finished))
 
 
-async def _until_quiet(serving: Serving, deadline: float) -> None:
+async def _until_quiet(serving: ServingModel, deadline: float) -> None:
     """Returns when no request came for `QUIET_SECONDS`, at `deadline` (of the monotonic clock) at the latest."""
     while (now := time.monotonic()) < min(deadline, quiet_at := serving.last_request_at + QUIET_SECONDS):  # noqa: ASYNC110 - a time to wait for, not a fact
         await asyncio.sleep(min(deadline, quiet_at) - now)
-
-
-async def _within(seconds: float, work: Coroutine[Any, Any, None]) -> bool:
-    try:
-        await asyncio.wait_for(work, seconds)
-    except TimeoutError:
-        return False
-    return True
 
 
 async def _unless_aborted(shutdown: Shutdown, work: Coroutine[Any, Any, Any]) -> object:

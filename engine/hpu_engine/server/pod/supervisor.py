@@ -1,4 +1,4 @@
-"""Worker processes: started, listened to, watched, ended. Turns every way a worker can go into evidence.
+"""One worker process: started, listened to, watched, ended. Every way it can go becomes a frozen `Ending`.
 
 A worker is lost when its process ends, its socket breaks, or it falls silent. Silence is counted in time the server
 itself was awake for, so that a machine that was suspended does not cost a healthy worker its life.
@@ -19,11 +19,10 @@ from pathlib import Path
 
 import structlog
 
-from hpu_engine.contract import FailureReason, TerminationMessage
-from hpu_engine.server.pod.rank import Rank
-from hpu_engine.settings.engine import EngineConfig
+from hpu_engine.server.pod.evidence import EXIT_SECONDS, Ending, Silence
+from hpu_engine.server.pod.served_rank import ServedRank
 from hpu_engine.wire.framing import ServerConnection, WireError
-from hpu_engine.wire.messages import Configure, Stop
+from hpu_engine.wire.messages import Configure, FromWorker, Stop
 
 log = structlog.get_logger()
 
@@ -32,7 +31,6 @@ SILENCE_LIMIT_SECONDS = 8.0
 BUSY_SILENCE_LIMIT_SECONDS = 60.0
 """For a silent worker that works or waits for its turn: a huge step on a crowded machine is slow, not frozen."""
 WATCH_SECONDS = 0.5
-EXIT_SECONDS = 5.0
 STDERR_LINES = 200
 STDERR_LINE_BYTES = 16 * 1024
 
@@ -40,25 +38,27 @@ WORKER_COMMAND = (sys.executable, "-m", "hpu_engine.worker.main")
 
 
 class Worker:
-    """The process behind a rank. `run` lasts as long as it does and returns why it ended, None when it was told to."""
+    """One worker of a rank. `run` lasts as long as its process, and returns None when it was told to end."""
 
-    def __init__(self, rank: Rank, config: EngineConfig, command: tuple[str, ...] = WORKER_COMMAND) -> None:
+    def __init__(self, rank: ServedRank, worker: int, configure: Configure, command: tuple[str, ...]) -> None:
         self._rank = rank
-        self._config = config
+        self._view = rank.workers[worker]
+        self._configure = configure
         self._command = command
         self._process: asyncio.subprocess.Process | None = None
         self._connection: ServerConnection | None = None
         self._is_stopping = False
         self._was_killed = False
-        self._frozen: str | None = None
+        self._silence: Silence | None = None
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
 
-    async def run(self) -> TerminationMessage | None:
+    async def run(self) -> Ending | None:
         process, connection = await self._start()
         tasks = [asyncio.create_task(self._relay_stderr(process)), asyncio.create_task(self._watch(process.pid))]
         protocol_error: str | None = None
         try:
             protocol_error = await self._listen(connection)
+            seen_at = time.time()
         finally:
             connection.close()
             await self._reap(process)
@@ -67,7 +67,7 @@ class Worker:
                 await asyncio.wait_for(tasks[0], 1.0)  # a grandchild may hold the pipe open
         if self._is_stopping:
             return None
-        return self._evidence(process, protocol_error)
+        return self._ending(process, protocol_error, seen_at)
 
     async def _start(self) -> tuple[asyncio.subprocess.Process, ServerConnection]:
         ours, theirs = socket.socketpair()
@@ -86,16 +86,21 @@ class Worker:
             )
         connection = await ServerConnection.open(ours)
         self._process, self._connection = process, connection
-        self._rank.connect(connection)
-        connection.send(Configure(config=self._config, rank=self._rank.number, worker=0))
-        log.info("worker started", rank=self._rank.number, pid=process.pid)
+        if self._view.number == 0:
+            self._rank.connect(connection)
+        connection.send(self._configure)
+        log.info("worker started", rank=self._rank.number, worker=self._view.number, pid=process.pid)
+        if self._is_stopping:  # it was told to end before it existed
+            self.kill()
         return process, connection
 
     async def _listen(self, connection: ServerConnection) -> str | None:
         """Until the worker's end of the socket closes; the text is what broke the protocol, if something did."""
         try:
             while (message := await connection.receive()) is not None:
-                self._rank.handle(message)
+                if isinstance(message, FromWorker) and message.worker != self._view.number:
+                    return f"it speaks for worker {message.worker}"
+                self._rank.handle(self._view, message)
         except (WireError, ConnectionError) as error:
             return str(error)
         return None
@@ -114,9 +119,9 @@ class Worker:
                 self._was_killed = True
 
     async def _reap(self, process: asyncio.subprocess.Process) -> None:
-        """The socket is closed, so the process has no reason to live on; a frozen one never would notice."""
+        """The socket is closed, so the process has no reason to live on; a frozen one would never notice."""
         try:
-            await asyncio.wait_for(process.wait(), EXIT_SECONDS if self._frozen is None else 0.0)
+            await asyncio.wait_for(process.wait(), EXIT_SECONDS if self._silence is None else 0.0)
         except TimeoutError:
             self.kill()
             await process.wait()
@@ -138,81 +143,39 @@ class Worker:
     async def _watch(self, pid: int) -> None:
         """Kills a serving worker that has been silent for too long, which then ends `run`."""
         silent_seconds = idle_seconds = 0.0
-        seen, activity, before = self._rank.messages_seen, _Activity.of(pid), time.monotonic()
+        seen, activity, before = self._view.messages_seen, _Activity.of(pid), time.monotonic()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             now = time.monotonic()
             awake, before = min(now - before, 2 * WATCH_SECONDS), now
             earlier, activity = activity, _Activity.of(pid)
-            if self._rank.messages_seen != seen or not self._rank.is_serving:
+            if self._view.messages_seen != seen or not self._rank.is_serving:
                 silent_seconds = idle_seconds = 0.0
-                seen = self._rank.messages_seen
+                seen = self._view.messages_seen
                 continue
             silent_seconds += awake
             idle_seconds = 0.0 if activity.is_more_than(earlier) else idle_seconds + awake
             is_busy = idle_seconds < SILENCE_LIMIT_SECONDS / 2
             if silent_seconds >= (BUSY_SILENCE_LIMIT_SECONDS if is_busy else SILENCE_LIMIT_SECONDS):
-                stopped = ", and the process is stopped by a signal" if activity.is_stopped else ""
-                self._frozen = f"has shown no sign of life for {silent_seconds:.0f} s{stopped}"
+                self._silence = Silence(seconds=silent_seconds, is_stopped=activity.is_stopped)
                 self.kill()
                 return
 
-    def _evidence(self, process: asyncio.subprocess.Process, protocol_error: str | None) -> TerminationMessage:
-        rank = self._rank
-        where = f"rank {rank.number}, worker 0 (pid {process.pid})"
-        code = process.returncode if process.returncode is not None else 0
-        if self._frozen is not None:
-            return TerminationMessage(
-                reason=FailureReason.WORKER_FROZEN,
-                message=f"{where} {self._frozen}; it was killed",
-                rank=rank.number,
-                worker=0,
-                bucket=rank.bucket,
-            )
-        # A signal of ours says nothing of the worker: it is no evidence.
-        was_ours = self._was_killed and code == -signal.SIGKILL
-        exit_code = code if code >= 0 else None
-        signal_name = _signal_name(-code) if code < 0 and not was_ours else None
-        if rank.last_words is not None:
-            return rank.last_words.model_copy(update={"exit_code": exit_code, "signal": signal_name})
-        if was_ours:
-            how = f"closed its socket but did not exit within {EXIT_SECONDS:.0f} s, and was ended"
-        elif signal_name is not None:
-            how = f"was killed by {signal_name}"
-        else:
-            how = f"exited with code {exit_code}"
-        message = f"{where} {how}"
-        if protocol_error is not None:
-            message += f"; its socket: {protocol_error}"
-        if (line := first_error_line(self._stderr)) is not None:
-            message += f"; it said: {line}"
-        if code == -signal.SIGKILL and not was_ours:
-            message += "; nobody here sent it: the kernel's out-of-memory killer, or a person"
-        return TerminationMessage(
-            reason=FailureReason.WORKER_LOST,
-            message=message,
-            rank=rank.number,
-            worker=0,
-            bucket=rank.bucket,
-            exit_code=exit_code,
-            signal=signal_name,
+    def _ending(self, process: asyncio.subprocess.Process, protocol_error: str | None, seen_at: float) -> Ending:
+        return_code = process.returncode or 0
+        return Ending(
+            rank=self._rank.number,
+            worker=self._view.number,
+            pid=process.pid,
+            return_code=return_code,
+            seen_at=seen_at,
+            was_ours=self._was_killed and return_code == -signal.SIGKILL,
+            silence=self._silence,
+            last_words=self._view.last_words,
+            protocol_error=protocol_error,
+            stderr=tuple(self._stderr),
+            bucket=self._view.bucket,
         )
-
-
-def first_error_line(lines: deque[str]) -> str | None:
-    """The line of a crash that says most: the first `SomethingError: text` at its margin, else the last line at all."""
-    for line in lines:
-        name, colon, _ = line.partition(":")
-        if colon and name.replace(".", "").isidentifier() and name.endswith(("Error", "Exception", "Interrupt")):
-            return line
-    return next((line for line in reversed(lines) if line.strip()), None)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def load_ahead(warn: Warn) -> ctypes.CDLL | None:
     """The library that was built ahead; None without one, or on a processor that lacks what it may use."""
     path = ahead_path()
     # Before it is loaded: a library may compute as soon as that.
-    if AHEAD_NEEDS - _instruction_sets():
+    if AHEAD_NEEDS - instruction_sets():
         return None
     if not path.exists():
         if others := sorted(file.name for file in _HERE.glob("kernels-*.so")):
@@ -168,7 +168,7 @@ def _processor() -> str:
     return "\n".join(line for line in _cpuinfo() if _key(line) in wanted) or platform.processor()
 
 
-def _instruction_sets() -> frozenset[str]:
+def instruction_sets() -> frozenset[str]:
     """What the processor has and the kernel lets programs use; nothing where it is not x86."""
     return frozenset(name for line in _cpuinfo() if _key(line) == "flags" for name in line.partition(":")[2].split())
 

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from hpu_engine.device.base import ExpertKernel, Linear
+from hpu_engine.device.base import ExpertKernel, HeadNorms, Linear, Turn
+from hpu_engine.device.cpu.kv_cache import LayerPages
+from hpu_engine.device.cpu.torch_ops import ChunkAttention, Singles
 
 _PANEL = 16
-HEAD_MULTIPLE = 8
-"""The compiled attention takes heads of a multiple of this many elements."""
-
 _FORK_BYTES = 3_000_000
 """Weights times rows from which a product is worth waking a second thread: some 200 microseconds of one row's work."""
 _FORK_KEYS = 2048
@@ -43,38 +41,6 @@ _ARGUMENTS: dict[str, Sequence[object]] = {
 }
 
 
-class _Norms(Protocol):
-    @property
-    def q(self) -> Tensor: ...
-    @property
-    def k(self) -> Tensor: ...
-    @property
-    def eps(self) -> float: ...
-
-
-class _Turn(Protocol):
-    @property
-    def cos(self) -> Tensor: ...
-    @property
-    def sin(self) -> Tensor: ...
-    @property
-    def interleaved(self) -> bool: ...
-
-
-class Pages(Protocol):
-    """`keys`, `values` [pages, kv_heads, block_size, head_dim]."""
-
-    @property
-    def keys(self) -> Tensor: ...
-    @property
-    def values(self) -> Tensor: ...
-    def clear(self, pages: Tensor) -> None: ...
-
-
-class Attends(Protocol):
-    def attend(self, q: Tensor, cache: Pages) -> Tensor: ...
-
-
 def declare(library: ctypes.CDLL, arguments: Mapping[str, Sequence[object]]) -> None:
     """Functions that return nothing, with the types of their arguments."""
     for name, types in arguments.items():
@@ -83,8 +49,6 @@ def declare(library: ctypes.CDLL, arguments: Mapping[str, Sequence[object]]) -> 
 
 
 class NativeOps:
-    kv_dtype = torch.float32
-
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         declare(library, _ARGUMENTS)
@@ -99,18 +63,7 @@ class NativeOps:
         packed = torch.empty(-(-out // _PANEL) * _PANEL * width, dtype=own.dtype)
         getattr(self._library, f"hpu_pack_{kind}")(own.data_ptr(), out, width, packed.data_ptr())
         run = getattr(self._library, f"hpu_linear_{kind}")
-        offset = None if bias is None else bias.float().contiguous()
-        where, offset_at = packed.data_ptr(), None if offset is None else offset.data_ptr()
-
-        def apply(x: Tensor, _keep: tuple[Tensor, Tensor | None] = (packed, offset)) -> Tensor:
-            x = x.contiguous()
-            rows = x.shape[0]
-            y = x.new_empty(rows, out)
-            threads = torch.get_num_threads() if packed.nbytes * rows >= _FORK_BYTES else 1
-            run(x.data_ptr(), rows, where, offset_at, out, width, y.data_ptr(), threads)
-            return y
-
-        return apply
+        return NativeLinear(run, out, width, packed, None if bias is None else bias.float().contiguous())
 
     def mlp(self, gate_up: Linear, down: Linear) -> Linear | None:
         """None: nothing is gained over its parts."""
@@ -145,7 +98,7 @@ class NativeOps:
         self._library.hpu_silu_mul(gate_up.data_ptr(), rows, width, out.data_ptr(), torch.get_num_threads())
         return out
 
-    def rotate(self, qkv: Tensor, heads: int, norms: _Norms | None, turn: _Turn) -> tuple[Tensor, Tensor, Tensor]:
+    def rotate(self, qkv: Tensor, heads: int, norms: HeadNorms | None, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
         qkv = qkv.contiguous()
         tokens, all_heads, dim = qkv.shape
         kv_heads = (all_heads - heads) // 2
@@ -162,14 +115,16 @@ class NativeOps:
         )
         return q, keys, qkv[:, heads + kv_heads :]
 
-    def begin(self, cache: Pages, pages: Tensor) -> None:
+    def begin(self, cache: LayerPages, pages: Tensor) -> None:
         """Torch's kernels, which attend to chunks here, multiply what lies behind the last token by 0."""
         cache.clear(pages)
 
-    def write(self, cache: Pages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, cache: LayerPages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         self._write(self._library.hpu_write, cache, slot_rows, keys, values)
 
-    def _write(self, run: Callable[..., None], cache: Pages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+    def _write(
+        self, run: Callable[..., None], cache: LayerPages, slot_rows: Tensor, keys: Tensor, values: Tensor
+    ) -> None:
         """Rows of `keys` and `values` may stand apart, each head's elements together."""
         tokens, kv_heads, dim = keys.shape
         run(
@@ -181,12 +136,29 @@ class NativeOps:
             cache.values.data_ptr(),
         )
 
-    def singles(self, tables: Tensor, lens: Tensor, cache: Pages, group: int) -> Attends:
+    def singles(self, tables: Tensor, lens: Tensor, cache: LayerPages, group: int) -> Singles:
         return NativeSingles(self._library.hpu_attend_singles, tables, lens)
 
-    def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> Attends | None:
+    def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> ChunkAttention | None:
         """None: torch's fused kernel is as good."""
         return None
+
+
+class NativeLinear:
+    """A linear [out, width]; `packed` is what the kernels read, `bias` [out] float32."""
+
+    def __init__(self, run: Callable[..., None], out: int, width: int, packed: Tensor, bias: Tensor | None) -> None:
+        self.out, self.width, self.packed, self.bias = out, width, packed, bias
+        self._run = run
+        self._where, self._bias_at = packed.data_ptr(), None if bias is None else bias.data_ptr()
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        x = x.contiguous()
+        rows = x.shape[0]
+        y = x.new_empty(rows, self.out)
+        threads = torch.get_num_threads() if self.packed.nbytes * rows >= _FORK_BYTES else 1
+        self._run(x.data_ptr(), rows, self._where, self._bias_at, self.out, self.width, y.data_ptr(), threads)
+        return y
 
 
 class NativeSingles:
@@ -198,7 +170,7 @@ class NativeSingles:
         is_worth_forking = self._lens.shape[0] and int(self._lens.sum()) >= _FORK_KEYS
         self._threads = torch.get_num_threads() if is_worth_forking else 1
 
-    def attend(self, q: Tensor, cache: Pages) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         q = q.contiguous()
         out = torch.empty_like(q)
         rows, kv_heads, group, dim = q.shape

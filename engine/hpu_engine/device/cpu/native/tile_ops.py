@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from hpu_engine.device.base import ExpertKernel, Linear
-from hpu_engine.device.cpu.native.ops import COUNT, FLAG, POINTER, REAL, NativeOps, NativeSingles, Pages, declare
+from hpu_engine.device.cpu.kv_cache import LayerPages
+from hpu_engine.device.cpu.native.ops import COUNT, FLAG, POINTER, REAL, NativeOps, NativeSingles, declare
+from hpu_engine.planning.settle import TILE_MULTIPLE
 
 _ROWS, _DEPTH = 16, 32
-_MULTIPLE = 32
-"""What the elements of a head, the tokens of a KV block and the middle of an MLP have to be multiples of."""
 
 _FORK_BYTES = 1_000_000
 """Weights, counted once for every 16 rows, from which a product is worth waking a second thread."""
@@ -40,13 +40,7 @@ def has_tiles(library: CDLL) -> bool:
     return bool(library.hpu_has_tiles())
 
 
-def takes_shapes(head_dim: int, block_size: int) -> bool:
-    return head_dim % _MULTIPLE == 0 and block_size % _MULTIPLE == 0
-
-
 class TileOps(NativeOps):
-    kv_dtype = torch.bfloat16
-
     def __init__(self, library: CDLL) -> None:
         super().__init__(library)
         assert has_tiles(library), "asking also opens the tiles to this process"
@@ -71,13 +65,13 @@ class TileOps(NativeOps):
             return None
         return TileExperts(self._library, halves)
 
-    def begin(self, cache: Pages, pages: Tensor) -> None:
+    def begin(self, cache: LayerPages, pages: Tensor) -> None:
         """Nothing: these kernels read no slot behind the last token."""
 
-    def write(self, cache: Pages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
+    def write(self, cache: LayerPages, slot_rows: Tensor, keys: Tensor, values: Tensor) -> None:
         self._write(self._library.hpu_write_narrow, cache, slot_rows, keys, values)
 
-    def singles(self, tables: Tensor, lens: Tensor, cache: Pages, group: int) -> NativeSingles:
+    def singles(self, tables: Tensor, lens: Tensor, cache: LayerPages, group: int) -> NativeSingles:
         return NativeSingles(self._library.hpu_attend_singles_tiles, tables, lens)
 
     def chunk(self, blocks: Tensor, context_len: int, new_len: int, scale: float) -> TileChunk:
@@ -158,7 +152,7 @@ class TileChunk:
         self._context_len, self._new_len, self._scale = context_len, new_len, scale
         self._threads = torch.get_num_threads() if new_len >= _FORK_QUERIES else 1
 
-    def attend(self, q: Tensor, cache: Pages) -> Tensor:
+    def attend(self, q: Tensor, cache: LayerPages) -> Tensor:
         """`q` [new tokens, heads, head_dim] to [new tokens, heads * head_dim]."""
         q = q.contiguous()
         tokens, heads, dim = q.shape
@@ -180,7 +174,7 @@ def _halves(gate_up: Linear, down: Linear) -> tuple[TileLinear, TileLinear] | No
     """Both, where they are linears on tiles that make a gated MLP without biases."""
     if not isinstance(gate_up, TileLinear) or not isinstance(down, TileLinear):
         return None
-    is_plain = gate_up.bias is None and down.bias is None and down.width % _MULTIPLE == 0
+    is_plain = gate_up.bias is None and down.bias is None and down.width % TILE_MULTIPLE == 0
     fits = (gate_up.out, gate_up.width) == (2 * down.width, down.out)
     return (gate_up, down) if is_plain and fits else None
 

@@ -1,0 +1,1 @@
+"""Why a pod or a group does not answer. Pure."""

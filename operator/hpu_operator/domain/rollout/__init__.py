@@ -1,0 +1,1 @@
+"""From observed groups to what is done next. Pure."""

@@ -1,0 +1,1 @@
+"""What the status of an object says. Pure."""

@@ -1,0 +1,1 @@
+"""What is known: watched objects, control endpoints, and both put together."""

@@ -1,0 +1,1 @@
+"""What is written: children, records, status, events and the log."""
