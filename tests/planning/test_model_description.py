@@ -126,12 +126,12 @@ def test_what_transformers_writes_by_default_is_read_as_transformers_means_it(na
     )
 
 
-def test_generation_config_wins_over_config(tmp_path: Path) -> None:
+def test_the_end_of_sequence_is_that_of_config_and_generation_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"eos_token_id": 2, "bos_token_id": 1}))
     assert read_model_description(tmp_path).eos_token_ids == (2,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     model = read_model_description(tmp_path / "config.json")
-    assert (model.eos_token_ids, model.bos_token_id) == ((7, 9), 1)
+    assert (model.eos_token_ids, model.bos_token_id) == ((7, 9, 2), 1)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 320}')
     with pytest.raises(ModelConfigError, match=r"generation_config\.json: eos_token_id"):
         read_model_description(tmp_path)

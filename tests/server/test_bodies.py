@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from hpu_engine.server.api.protocol import MAX_COMMAS, ChatCompletionRequest
+from hpu_engine.server.api.parsing import MAX_COMMAS
+from hpu_engine.server.api.protocol import ChatCompletionRequest
 from tests.server.running import PATIENCE_SECONDS, RunningServer, post
 
 GOOD = {"model": "tiny", "prompt": "abc", "max_tokens": 2}

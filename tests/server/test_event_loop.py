@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hpu_engine.server.api.parsing import MAX_MEMBERS, READ_AT_ONCE, parse_object
+from hpu_engine.server.errors import ApiError
 from hpu_engine.text.tokenizer import load_tokenizer
 from tests.server.running import RunningServer, post
 
@@ -51,23 +56,57 @@ def test_a_large_body_is_read_in_another_thread(echo: RunningServer, path: str, 
     assert loop < 0.5 * process
 
 
+def turns_beside(work: Callable[[], object]) -> int:
+    """How often another thread has its turn while `work` runs."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def run() -> None:
+        begun.set()
+        work()
+        ended.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    turns = 0
+    while not ended.is_set():
+        turns += 1
+        time.sleep(0.001)
+    thread.join()
+    return turns
+
+
 def test_tokenizing_lets_other_threads_run(shell: Path) -> None:
     tokenizer = load_tokenizer(shell)
     text = "A request is a list of tokens. " * 20_000
     for work in (tokenizer.encode_now, tokenizer.offsets):
-        begun, ended = threading.Event(), threading.Event()
+        assert turns_beside(partial(work, text, add_special_tokens=True)) > 10
 
-        def run(work: Any = work, begun: threading.Event = begun, ended: threading.Event = ended) -> None:
-            begun.set()
-            work(text, add_special_tokens=True)
-            ended.set()
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        begun.wait()
-        turns = 0
-        while not ended.is_set():
-            turns += 1
-            time.sleep(0.001)
-        thread.join()
-        assert turns > 10
+@pytest.mark.parametrize(
+    "body",
+    [{"messages": [{"role": "user", "content": PARTS}]}, {"prompt": "a", "x": [{} for _ in range(200_000)]}],
+    ids=["text parts", "empty objects"],
+)
+def test_reading_many_elements_lets_other_threads_run(body: dict[str, Any]) -> None:
+    data = json.dumps(body).encode()
+    assert turns_beside(lambda: parse_object(data)) > 20
+    assert parse_object(data) == body
+    assert gc.isenabled()
+
+
+def test_both_ways_of_reading_take_and_refuse_the_same() -> None:
+    many = b',"z":[' + b"{}," * READ_AT_ONCE + b"{}]"
+    for value in (b"NaN", b"-Infinity", b"1e999", b"9" * 30, b'"\\ud83d\\ude00"', b'"\xc3\xa9"', b'{"a":1,"a":2}'):
+        few = parse_object(b'{"a":' + value + b"}")["a"]
+        assert repr(parse_object(b'{"a":' + value + many + b"}")["a"]) == repr(few)
+    for value in (b"", b"9" * 10_000, b'"\\ud800"', b'"\xff"', b"[" * 9000, b"01", b'"\n"', b"{1:2}"):
+        for rest in (b"", many):
+            with pytest.raises(ApiError):
+                parse_object(b'{"a":' + value + rest + b"}")
+
+
+def test_an_object_of_countless_members_is_refused(echo: RunningServer) -> None:
+    status, answer = post(f"{echo.url}/v1/completions", {"prompt": "a", **UNKNOWN})
+    assert (status, answer["error"]["param"]) == (400, "body")
+    assert f"at most {MAX_MEMBERS}" in answer["error"]["message"]

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from hpu_engine.server.requests.sequence_request import sample_seed
+from hpu_engine.server.api.protocol import CompletionRequest
+from hpu_engine.server.metrics import Metrics
+from hpu_engine.server.model_files import load_model
+from hpu_engine.server.pod.pod import Pod
+from hpu_engine.server.pod.served_rank import ServedRank
+from hpu_engine.server.requests.admission import Admission
+from hpu_engine.server.requests.sequence_request import make_sequence_request, sample_seed
+from hpu_engine.settings.serve import load_settings
+from hpu_engine.wire.framing import ServerConnection
+from hpu_engine.wire.messages import Submit, ToWorker
 from tests.server.running import RunningServer, post
 
 TURNS: Any = [{"role": "user", "content": "hello"}]
@@ -32,6 +42,31 @@ def test_samples_stand_prompt_by_prompt(client: openai.OpenAI, stream: bool) -> 
             reasons[choice.index] = choice.finish_reason
     assert texts == ["xyz", "yzx", "zxy", "uvw", "vwu", "wuv"]
     assert reasons == ["length"] * 6
+
+
+async def test_a_prompt_is_sent_to_the_worker_once_for_all_its_samples(shell: Path) -> None:
+    """Writing it for each would keep everybody waiting: 128 times 150,000 tokens took 0.6 s of the event loop."""
+    sent: list[ToWorker] = []
+
+    class Line(ServerConnection):
+        def __init__(self) -> None:
+            pass
+
+        def send(self, message: ToWorker) -> None:
+            sent.append(message)
+
+    rank = ServedRank(0, Metrics("tiny").for_rank(0))
+    rank.connect(Line())
+    prompts = [(1, 2, 3), (4, 5)]
+    model = load_model(shell)
+    request = CompletionRequest.model_validate({"n": 3, "prompt": "?"})
+    wanted = [
+        make_sequence_request(prompt, request, 4, model, continues=True, prompt_field="prompt") for prompt in prompts
+    ]
+    settings = load_settings({"model": str(shell)})
+    Admission(Pod([rank], settings.identity(), settings.plan_input()), 100).open(wanted)
+    submits = [message for message in sent if isinstance(message, Submit)]
+    assert [submit.prompt_token_ids for submit in submits] == [(1, 2, 3), (), (), (4, 5), (), ()]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -69,7 +69,8 @@ def test_a_body_that_grows_costs_no_more_than_its_limit(echo: RunningServer, pat
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     head = packer.compress(b" " * MIB) + packer.flush(zlib.Z_FULL_FLUSH)
     block = packer.compress(b" " * MIB) + packer.flush(zlib.Z_FULL_FLUSH)
-    request = urllib.request.Request(echo.url + path, head + 8191 * block, {"Content-Encoding": "gzip"})
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    request = urllib.request.Request(echo.url + path, head + 8191 * block, headers)
     before = cpu_seconds(echo)
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=PATIENCE_SECONDS)

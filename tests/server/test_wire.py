@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from hpu_engine.scheduling.sampling_params import SamplingParams
 from hpu_engine.settings.engine import EngineConfig
@@ -76,6 +77,23 @@ def test_an_announced_size_above_the_limit_is_refused_before_it_is_read(
 def test_a_message_of_the_other_direction_does_not_decode() -> None:
     with pytest.raises(wire.WireError, match="not a message for a worker"):
         wire.decode_to_worker(wire.encode_frame(messages.Ready())[wire.HEADER_BYTES :])
+
+
+async def test_samples_get_the_prompt_that_is_sent_once(ends: tuple[socket.socket, socket.socket]) -> None:
+    server = await wire.ServerConnection.open(ends[0])
+    worker = wire.WorkerConnection(ends[1])
+    first = messages.Submit(request_id="a", prompt_token_ids=tuple(range(1000)), params=SamplingParams())
+    others = [replace(first, request_id=name, prompt_token_ids=(), shares_prompt_with="a") for name in "bc"]
+    for message in (first, *others):
+        server.send(message)
+    received = [worker.receive() for _ in range(3)]
+    assert received == [first, *(replace(other, prompt_token_ids=first.prompt_token_ids) for other in others)]
+    assert max(len(wire.encode_frame(other)) for other in others) < len(wire.encode_frame(first)) / 4
+    server.send(replace(first, request_id="d", prompt_token_ids=(), shares_prompt_with="elsewhere"))
+    with pytest.raises(wire.WireError, match="without a prompt"):
+        worker.receive()
+    server.close()
+    worker.close()
 
 
 def test_garbage_does_not_decode() -> None:

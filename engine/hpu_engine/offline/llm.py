@@ -31,7 +31,7 @@ from hpu_engine.offline.arguments import (
 from hpu_engine.planning import read_model_description
 from hpu_engine.scheduling.sampling_params import SamplingParams, check_sampling_params
 from hpu_engine.text.detokenizer import Detokenizer, Piece
-from hpu_engine.text.tokenizer import load_tokenizer
+from hpu_engine.text.tokenizer import end_of_sequence, load_tokenizer
 from hpu_engine.wire import messages
 from hpu_engine.worker.threads import apply_thread_policy
 
@@ -78,7 +78,7 @@ class LLM:
             self._rank = open_rank(config, bar.show)
             self._rank.warm_up(bar.show)
         self._tokenizer = load_tokenizer(Path(model))
-        self._eos_token_ids = read_model_description(model).eos_token_ids
+        self._eos_token_ids = end_of_sequence(read_model_description(model), self._tokenizer)
 
     def generate(
         self,

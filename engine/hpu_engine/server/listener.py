@@ -1,7 +1,8 @@
 """How an application is put on a port: which connections are kept, and what is answered to what is no HTTP at all.
 
-A connection without a request is closed in time, and there are only so many: the API and the control port live in one
-process, and share its descriptors.
+A connection without a request is closed in time, and so is one whose client does not read its answer. There are only so
+many: the API and the control port live in one process, and share its descriptors. The API turns away the next one; the
+control port, which probes must reach, closes the oldest idle one instead.
 
 aiohttp answers what its parser refuses before any application sees it, in plain text and with its version; here that
 answer is an error object, says nothing of the software, and costs no stack trace in the log.
@@ -37,8 +38,12 @@ BACKLOG = 128
 """Connections that are accepted in one go, before they are counted."""
 UNCOUNTED = 3 * BACKLOG
 """While some are counted or turned away, the next are accepted already."""
-OTHER_DESCRIPTORS = 64
-"""For files, the worker, and the control port."""
+UNREAD_SECONDS = 60.0
+"""How long a client may take nothing of an answer that waits for it; then its request is given up."""
+CONTROL_CONNECTIONS = 32
+CONTROL_BACKLOG = 32
+OTHER_DESCRIPTORS = 64 + CONTROL_CONNECTIONS + CONTROL_BACKLOG
+"""For files, the worker, the template process, and the control port."""
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -84,9 +89,14 @@ def most_connections() -> int:
 
 
 class Runner(web.AppRunner):
-    """An `AppRunner` whose connections are `_Connection`s, at most `most_connections` of them."""
+    """An `AppRunner` whose connections are `_Connection`s, at most `most_connections` of them.
 
-    def __init__(self, app: web.Application, most_connections: int = sys.maxsize) -> None:
+    `keeps_newest`: where there is one too many, the oldest idle one is closed.
+    """
+
+    def __init__(
+        self, app: web.Application, most_connections: int = sys.maxsize, *, keeps_newest: bool = False
+    ) -> None:
         super().__init__(
             app,
             handler_cancellation=True,
@@ -98,12 +108,14 @@ class Runner(web.AppRunner):
             keepalive_timeout=KEEP_ALIVE_SECONDS,
         )
         self._most_connections = most_connections
+        self._keeps_newest = keeps_newest
         app.on_response_prepare.append(_without_banner)
 
     async def _make_server(self) -> web.Server:
         server = await super()._make_server()
         return _Server(
             self._most_connections,
+            self._keeps_newest,
             server.request_handler,
             request_factory=server.request_factory,
             handler_cancellation=server.handler_cancellation,
@@ -112,32 +124,82 @@ class Runner(web.AppRunner):
 
 
 class _Server(web.Server):
-    def __init__(self, most_connections: int, *args: Any, **kw: Any) -> None:
+    def __init__(self, most_connections: int, keeps_newest: bool, *args: Any, **kw: Any) -> None:
         super().__init__(*args, **kw)
         self._most_connections = most_connections
+        self._keeps_newest = keeps_newest
 
-    @property
-    def is_full(self) -> bool:
-        return len(self._connections) >= self._most_connections
+    def has_room(self) -> bool:
+        """For one more connection; made, where the newest is kept."""
+        if len(self._connections) < self._most_connections:
+            return True
+        if not self._keeps_newest:
+            return False
+        staying = [(one, transport) for one, transport in self._connections.items() if not transport.is_closing()]
+        idle = [transport for one, transport in staying if cast(_Connection, one).is_idle]
+        for transport in (idle or [transport for _, transport in staying])[:1]:
+            transport.abort()
+        return True
 
     def __call__(self) -> web.RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ("_head_timer",)
+    __slots__ = ("_head_timer", "_unread_timer")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._head_timer: asyncio.TimerHandle | None = None
-        if cast(_Server, self._manager).is_full:
-            _turn_away(cast(asyncio.Transport, transport))
+        self._unread_timer: asyncio.TimerHandle | None = None
+        stream = cast(asyncio.Transport, transport)
+        if not cast(_Server, self._manager).has_room():
+            _turn_away(stream)
             return
+        stream.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of every byte that is not taken
         super().connection_made(transport)
         self._head_timer = self._loop.call_later(HEAD_SECONDS, self.force_close)
 
     def connection_lost(self, error: BaseException | None) -> None:
         self._stop_head_timer()
+        self._stop_unread_timer()
         super().connection_lost(error)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._current_request is None
+
+    # --- a client that does not read
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_unread_timer()
+        super().resume_writing()
+
+    def _await_reader(self) -> None:
+        self._unread_timer = self._loop.call_later(UNREAD_SECONDS, self._check_reader, self._taken())
+
+    def _check_reader(self, taken: tuple[int, int]) -> None:
+        if self._taken() != taken:
+            self._await_reader()
+        elif self.transport is not None:
+            self.transport.abort()
+
+    def _taken(self) -> tuple[int, int]:
+        """A number that moves while the client takes what was written: of the present answer, or of what is left."""
+        unsent = 0 if self.transport is None else self.transport.get_write_buffer_size()
+        if self._current_request is None:
+            return 0, -unsent
+        return id(self._current_request), self._current_request.writer.output_size - unsent
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    # --- a client that does not ask
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

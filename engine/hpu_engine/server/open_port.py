@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
-import sys
 from contextlib import AsyncExitStack
 
 from aiohttp import web
 
 from hpu_engine.contract import FailureReason, TerminationMessage
-from hpu_engine.server.listener import BACKLOG, Runner, bind, most_connections
+from hpu_engine.server.listener import (
+    BACKLOG,
+    CONTROL_BACKLOG,
+    CONTROL_CONNECTIONS,
+    Runner,
+    bind,
+    most_connections,
+)
 from hpu_engine.server.pod.termination import Failed
 from hpu_engine.settings.serve import ServeSettings, flag_of
 
@@ -17,12 +23,14 @@ from hpu_engine.settings.serve import ServeSettings, flag_of
 async def open_port(closing: AsyncExitStack, app: web.Application, settings: ServeSettings, field: str) -> str:
     """Serve `app` on the port in the setting `field`; returns the address. Raises `Failed` that names flag and port."""
     port: int = getattr(settings, field)
-    runner = Runner(app, most_connections() if field == "port" else sys.maxsize)
+    is_control = field == "control_port"
+    most, backlog = (CONTROL_CONNECTIONS, CONTROL_BACKLOG) if is_control else (most_connections(), BACKLOG)
+    runner = Runner(app, most, keeps_newest=is_control)
     await runner.setup()
     closing.push_async_callback(runner.cleanup)
     try:
         for listening in bind(settings.host, port):
-            await web.SockSite(runner, listening, backlog=BACKLOG).start()
+            await web.SockSite(runner, listening, backlog=backlog).start()
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
         reason = FailureReason.PORT_TAKEN if taken else FailureReason.USAGE

@@ -35,6 +35,8 @@ log = structlog.get_logger()
 
 FAILED_LINGER_SECONDS = 2.0
 """After a failure while serving: how long streams get to end and the control port says what happened."""
+SWITCH_SECONDS = 0.001
+"""How long a thread that reads or writes a large body may keep the event loop from going on."""
 ABORTED_EXIT_CODE = 143
 """128 + SIGTERM: a second signal cut the drain short."""
 
@@ -51,6 +53,7 @@ class PodLayout:
 def run(settings: ServeSettings, layout: PodLayout | None = None) -> int:
     """Serve until told to stop. Returns the exit code; a failure is on stderr and in the termination log by then."""
     configure_logging()
+    sys.setswitchinterval(SWITCH_SECONDS)
     for sentence in unknown_variables(os.environ):
         log.warning(sentence)
     try:

@@ -13,7 +13,7 @@ import threading
 
 import msgspec
 
-from hpu_engine.wire.messages import FRAME_LIMIT_BYTES, ToServer, ToWorker
+from hpu_engine.wire.messages import FRAME_LIMIT_BYTES, Submit, ToServer, ToWorker
 
 HEADER_BYTES = 4
 RECEIVE_BYTES = 256 * 1024
@@ -104,6 +104,8 @@ class WorkerConnection:
         self._sock = sock
         self._send_lock = threading.Lock()
         self._received = bytearray()
+        self._with_prompt: Submit | None = None
+        """The last request that came with its prompt."""
 
     @classmethod
     def inherit(cls, descriptor: int) -> WorkerConnection:
@@ -166,4 +168,13 @@ class WorkerConnection:
             return None
         message = decode_to_worker(bytes(self._received[HEADER_BYTES:end]))
         del self._received[:end]
-        return message
+        return self._whole(message) if isinstance(message, Submit) else message
+
+    def _whole(self, submit: Submit) -> Submit:
+        """With the prompt of the request that it shares it with, where it came without one."""
+        if submit.prompt_token_ids or submit.shares_prompt_with is None:
+            self._with_prompt = submit
+            return submit
+        if self._with_prompt is None or self._with_prompt.request_id != submit.shares_prompt_with:
+            raise WireError("a request without a prompt does not stand behind the one that it shares it with")
+        return msgspec.structs.replace(submit, prompt_token_ids=self._with_prompt.prompt_token_ids)

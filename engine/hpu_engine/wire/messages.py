@@ -36,7 +36,11 @@ class Configure(_Message, frozen=True, kw_only=True):
 
 
 class Submit(_Message, frozen=True, kw_only=True):
-    """`shares_prompt_with` names an earlier request of the same prompt: this one waits for its blocks (`n` > 1)."""
+    """`shares_prompt_with` names an earlier request of the same prompt: this one waits for its blocks (`n` > 1).
+
+    On the wire such a request may come without its prompt, behind the one that it shares it with: the worker's end of
+    the socket fills it in.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]

@@ -94,7 +94,7 @@ class ModelDescription(_Fact):
 
     `attention_bias` is on q, k and v, `attention_output_bias` on o; `mlp_bias` on every MLP outside routed experts.
     `quantization` is the method named by the checkpoint (`fp8`, ...), None for plain weights of `dtype`.
-    `eos_token_ids` joins `generation_config.json` (which wins) and `config.json`.
+    `eos_token_ids` are those of `generation_config.json` and `config.json`; the tokenizer's files may name another.
     """
 
     architecture: Architecture

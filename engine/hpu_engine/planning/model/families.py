@@ -121,7 +121,7 @@ def describe(
         dtype=_dtype(keys),
         quantization=_quantization(keys),
         bos_token_id=next(iter(_token_ids("bos_token_id", keys, source, generation_config, vocab)), None),
-        eos_token_ids=_token_ids("eos_token_id", keys, source, generation_config, vocab),
+        eos_token_ids=_all_token_ids("eos_token_id", keys, source, generation_config, vocab),
     )
 
 
@@ -380,3 +380,11 @@ def _token_ids(
         beside = source.removesuffix("config.json") + "generation_config.json"
         return ConfigReader(generation_config, beside).integers(key, least=0, most=vocab - 1)
     return keys.integers(key, least=0, most=vocab - 1)
+
+
+def _all_token_ids(
+    key: str, keys: ConfigReader, source: str, generation_config: Mapping[str, Any] | None, vocab: int
+) -> tuple[int, ...]:
+    """Those of both files: a checkpoint's files often name different ones, and any of them may end an answer."""
+    first = _token_ids(key, keys, source, generation_config, vocab)
+    return tuple(dict.fromkeys((*first, *keys.integers(key, least=0, most=vocab - 1))))

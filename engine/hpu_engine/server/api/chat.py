@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 
 from hpu_engine.server.api.answering import Head, new_head, respond
 from hpu_engine.server.api.logprobs import Spell, chat_logprobs, prompt_logprobs
-from hpu_engine.server.api.protocol import ChatCompletionRequest, parse_object, read_chat
+from hpu_engine.server.api.parsing import parse_object
+from hpu_engine.server.api.prompting import render
+from hpu_engine.server.api.protocol import ChatCompletionRequest, read_chat
 from hpu_engine.server.api.responses import (
     AssistantMessage,
     ChatChoice,
@@ -36,50 +39,44 @@ from hpu_engine.server.requests.sequence_request import (
     output_limit,
 )
 from hpu_engine.server.requests.serving_model import SERVING, ServingModel, prepare, read_body
-from hpu_engine.text.chat_template import TemplateRefused
+from hpu_engine.text.chat_template import ChatTemplate
 
 
 async def create_chat_completion(request: web.Request) -> web.StreamResponse:
     serving = request.app[SERVING]
     model = serving.model()
     body = await read_body(request)
-    parsed, wanted = await prepare(body, _read, body, serving, model)
+    parsed, turns, template = await prepare(body, _read, body, serving, model)
+    prompt = await render(parsed, turns, template)
+    wanted = await prepare(prompt, _wanted, prompt, parsed, serving, model)
     head = new_head("chatcmpl", serving.name, include_usage=parsed.include_usage)
     async with serving.admission.open([wanted]) as answer:
         form = _Form(head, parsed, answer, model.tokenizer.spell)
         return await respond(request, answer, form, stream=parsed.stream, include_usage=parsed.include_usage)
 
 
-def _read(data: bytes, serving: ServingModel, model: LoadedModel) -> tuple[ChatCompletionRequest, SequenceRequest]:
-    """All that a body asks for. Raises `ApiError`."""
+def _read(
+    data: bytes, serving: ServingModel, model: LoadedModel
+) -> tuple[ChatCompletionRequest, list[dict[str, Any]], ChatTemplate]:
+    """What a body asks for, its turns, and the template that is to render them. Raises `ApiError`."""
     parsed = read_chat(parse_object(data))
     serving.check_model_name(parsed.model)
     check_for_model(parsed, 1, model, serving.admission.max_open)
-    limits = serving.admission.limits
-    prompt = encode_prompt(
-        _render(parsed, model),
-        model.tokenizer,
-        limits,
-        param="messages",
-        add_special_tokens=parsed.add_special_tokens,
-    )
-    limit = output_limit(len(prompt), parsed.output_limit, None, limits, least=parsed.min_tokens, param="messages")
-    check_scores(parsed, [prompt], [limit], limits.max_model_len)
-    return parsed, make_sequence_request(prompt, parsed, limit, model, continues=False, prompt_field="messages")
-
-
-def _render(request: ChatCompletionRequest, model: LoadedModel) -> str:
-    """The template writes the special tokens itself, which is why the tokenizer adds none unless told to."""
     template = model.tokenizer.chat_template
     if template is None:
         raise bad_request("messages", "this model has no chat template; use /v1/completions")
-    turns = [message.for_template(f"messages[{place}]") for place, message in enumerate(request.messages)]
-    try:
-        return template.render(
-            turns, add_generation_prompt=request.add_generation_prompt, variables=request.chat_template_kwargs
-        )
-    except TemplateRefused as error:
-        raise bad_request("messages", str(error)) from None
+    turns = [message.for_template(f"messages[{place}]") for place, message in enumerate(parsed.messages)]
+    return parsed, turns, template
+
+
+def _wanted(prompt: str, parsed: ChatCompletionRequest, serving: ServingModel, model: LoadedModel) -> SequenceRequest:
+    """The template writes the special tokens itself, so the tokenizer adds none unless told to. Raises `ApiError`."""
+    limits = serving.admission.limits
+    special = parsed.add_special_tokens
+    token_ids = encode_prompt(prompt, model.tokenizer, limits, param="messages", add_special_tokens=special)
+    limit = output_limit(len(token_ids), parsed.output_limit, None, limits, least=parsed.min_tokens, param="messages")
+    check_scores(parsed, [token_ids], [limit], limits.max_model_len)
+    return make_sequence_request(token_ids, parsed, limit, model, continues=False, prompt_field="messages")
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from msgspec import UNSET, UnsetType
 from hpu_engine.server.api.answering import Head, new_head, respond
 from hpu_engine.server.api.echo import Echo, echo_of
 from hpu_engine.server.api.logprobs import Spell, completion_logprobs, prompt_logprobs
+from hpu_engine.server.api.parsing import parse_object
 from hpu_engine.server.api.prompts import Prompt, read_prompts
-from hpu_engine.server.api.protocol import CompletionRequest, parse_object, read_completion
+from hpu_engine.server.api.protocol import CompletionRequest, read_completion
 from hpu_engine.server.api.responses import Completion, CompletionChoice, PromptLogprobs, Usage, encode
 from hpu_engine.server.model_files import LoadedModel
 from hpu_engine.server.requests.response_stream import ResponseStream

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self, TypeVar
 
-import pydantic_core
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -22,6 +21,7 @@ from pydantic import (
 )
 
 from hpu_engine.scheduling.sampling_params import LEAST_REPETITION_PENALTY, MOST_LOGPROBS, MOST_REPETITION_PENALTY
+from hpu_engine.server.api.history import ChatMessage
 from hpu_engine.server.api.wording import words_for
 from hpu_engine.server.errors import ApiError, bad_request
 
@@ -33,8 +33,9 @@ MAX_SEQUENCES = 256
 """Prompts times samples of one request."""
 MAX_BIASED_TOKENS = 1024
 MAX_MESSAGES = 4096
-MAX_COMMAS = 1 << 18
-"""Of a body, which bounds its elements: reading millions of tiny ones would keep all others waiting, probes too."""
+MAX_DOCUMENTS = 4096
+MAX_VARIABLES = 1024
+"""In `chat_template_kwargs`, and in each document."""
 INT64 = 2**63
 
 
@@ -60,6 +61,12 @@ def _bias(value: object) -> dict[int, float]:
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not abs(bias) <= 100:
             raise ValueError(f"the bias of token {int(key)} has to be a number between -100 and 100")
     return {int(key): float(bias) for key, bias in value.items()}
+
+
+def _few_variables(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_VARIABLES:
+        raise ValueError(f"at most {MAX_VARIABLES} variables are allowed, not {len(value)}")
+    return value
 
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
@@ -129,7 +136,8 @@ class _Generation(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _null_means_absent(cls, body: Any) -> Any:
-        return {name: value for name, value in body.items() if value is not None}
+        """Unknown fields are left out here: the validator would not let other threads run while it looks at many."""
+        return {name: body[name] for name in cls.model_fields if body.get(name) is not None}
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -203,48 +211,6 @@ class CompletionRequest(_Generation):
         return max(wanted, default=None)
 
 
-class ChatMessage(BaseModel):
-    """A turn. Roles are the chat template's business; fields it may look at (`name`, ...) are passed on."""
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    role: str
-    content: Any
-    """A text, or a list of parts; `for_template` reads them."""
-
-    @field_validator("content")
-    @classmethod
-    def _text_or_parts(cls, value: Any) -> Any:
-        if not isinstance(value, str | list):
-            raise ValueError("has to be a string or a list of text parts")
-        return value
-
-    def for_template(self, path: str) -> dict[str, Any]:
-        """`path` is where the message stands in the request. Raises `ApiError` 400 for a part that is no text."""
-        text = self.content
-        if not isinstance(text, str):
-            text = "".join(_text_of(part, path, place) for place, part in enumerate(text))
-        return {**(self.model_extra or {}), "role": self.role, "content": text}
-
-
-def _text_of(part: object, path: str, place: int) -> str:
-    """Of one part of a message's content: an image is refused by its type.
-
-    Written out because there may be very many: the validator would not let other threads run meanwhile.
-    """
-    field, problem = "", "has to be an object"
-    if isinstance(part, dict):
-        kind, text = part.get("type"), part.get("text")
-        if kind == "text" and isinstance(text, str):
-            return text
-        field = ".text" if kind == "text" else ".type"
-        problem = "has to be a string" if kind == "text" else "has to be 'text'"
-        if field[1:] not in part:
-            problem = "is missing"
-    where = f"{path}.content[{place}]{field}"
-    raise bad_request(where, f"{where}: {problem}")
-
-
 class ChatCompletionRequest(_Generation):
     """`POST /v1/chat/completions`. `max_completion_tokens` is the current name of `max_tokens` and wins."""
 
@@ -255,7 +221,10 @@ class ChatCompletionRequest(_Generation):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: Annotated[dict[str, Any], BeforeValidator(_few_variables)] = {}
+    documents: Annotated[tuple[Annotated[dict[str, Any], BeforeValidator(_few_variables)], ...], FailFast()] = Field(
+        default=(), max_length=MAX_DOCUMENTS
+    )
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> Self:
@@ -276,19 +245,6 @@ class ChatCompletionRequest(_Generation):
     @property
     def output_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
-
-
-def parse_object(data: bytes) -> dict[str, Any]:
-    """The JSON object in a body. NaN and infinities pass, so that the field that holds one is named later."""
-    if data.count(b",") > MAX_COMMAS:
-        raise bad_request("body", f"the body has too many elements: more than {MAX_COMMAS} commas")
-    try:
-        body = pydantic_core.from_json(data, allow_inf_nan=True, cache_strings="none")
-    except ValueError as error:
-        raise bad_request("body", f"the body is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise bad_request("body", "the body has to be a JSON object")
-    return body
 
 
 def read_completion(body: dict[str, Any]) -> CompletionRequest:

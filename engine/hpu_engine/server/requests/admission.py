@@ -84,7 +84,7 @@ class Admission:
             )
             message = Submit(
                 request_id=sequence.request_id,
-                prompt_token_ids=request.prompt,
+                prompt_token_ids=() if samples else request.prompt,
                 params=params,
                 shares_prompt_with=samples[0].request_id if samples else None,
             )

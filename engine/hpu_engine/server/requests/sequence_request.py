@@ -13,7 +13,7 @@ from hpu_engine.server.api.protocol import MAX_SEQUENCES, ChatCompletionRequest,
 from hpu_engine.server.errors import ApiError, bad_request
 from hpu_engine.server.model_files import LoadedModel
 from hpu_engine.text.detokenizer import TokenText
-from hpu_engine.text.tokenizer import Tokenizer
+from hpu_engine.text.tokenizer import TextRefused, Tokenizer
 from hpu_engine.wire.messages import Loaded
 
 MAX_SCORES = 1 << 20
@@ -44,7 +44,10 @@ def encode_prompt(
     """Token ids of a prompt. One that cannot fit by its length alone is refused before it costs any tokenizing."""
     if len(text) > limits.most_tokens * tokenizer.chars_per_token:
         raise prompt_too_long(param, f"{len(text)} characters, which no {limits.most_tokens} tokens stand for", limits)
-    token_ids = tokenizer.encode_now(text, add_special_tokens=add_special_tokens)
+    try:
+        token_ids = tokenizer.encode_now(text, add_special_tokens=add_special_tokens)
+    except TextRefused as error:
+        raise bad_request(param, str(error)) from None
     if not token_ids:
         raise bad_request(param, f"{param} has no tokens")
     return token_ids
@@ -143,7 +146,7 @@ def make_sequence_request(
 
 
 def _params(request: CompletionRequest | ChatCompletionRequest, model: LoadedModel, limit: int) -> SamplingParams:
-    own = () if request.ignore_eos else model.description.eos_token_ids
+    own = () if request.ignore_eos else model.eos_token_ids
     return SamplingParams(
         max_tokens=max(1, limit),  # the worker ends a request by a token
         temperature=1.0 if request.temperature is None else request.temperature,

@@ -85,7 +85,7 @@ async def read_body(request: web.Request) -> bytes:
     return data if encoding == "identity" else await asyncio.to_thread(unpack, data, encoding, BODY_LIMIT_BYTES)
 
 
-async def prepare(body: bytes, work: Callable[P, T], *args: P.args, **kw: P.kwargs) -> T:
+async def prepare(body: bytes | str, work: Callable[P, T], *args: P.args, **kw: P.kwargs) -> T:
     """The result of `work`, which costs as much as `body` is long: in a thread when that could be felt elsewhere."""
     if len(body) <= INLINE_BODY_BYTES:
         return work(*args, **kw)
